@@ -1,0 +1,1 @@
+//! Streams, partitions, groups, leases, queries and cycles.

@@ -1,0 +1,1 @@
+//! The WebSocket protocol as a state machine without sockets.
