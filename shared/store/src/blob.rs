@@ -127,7 +127,10 @@ pub fn open(name: &BlobName, stored: Bytes) -> Result<Bytes, ReadError> {
     };
     let (length, sum) = frame.split_at(8);
     if length != (body.len() as u64).to_le_bytes() {
-        return Err(corrupt(format!("{} bytes are not the length it was written with", body.len())));
+        return Err(corrupt(format!(
+            "{} bytes are not the length it was written with",
+            body.len()
+        )));
     }
     let found = crc32c::crc32c_append(crc32c::crc32c(length), body);
     if sum != found.to_le_bytes() {

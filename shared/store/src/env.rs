@@ -15,7 +15,12 @@ pub struct Env {
 
 enum Source {
     System,
-    Simulated { start: tokio::time::Instant, start_us: i64, skew_us: i64, rng: Mutex<fastrand::Rng> },
+    Simulated {
+        start: tokio::time::Instant,
+        start_us: i64,
+        skew_us: i64,
+        rng: Mutex<fastrand::Rng>,
+    },
 }
 
 impl Env {

@@ -30,7 +30,10 @@ pub enum Invalid {
         attribute: String,
     },
     /// Too many conditions in one write.
-    #[error("{operators} operators in the conditions on `{key}`; the limit is {}", limits::CONDITION_OPERATORS)]
+    #[error(
+        "{operators} operators in the conditions on `{key}`; the limit is {}",
+        limits::CONDITION_OPERATORS
+    )]
     TooManyConditions {
         /// The item.
         key: Key,
@@ -40,7 +43,8 @@ pub enum Invalid {
     /// A key that is empty or too long.
     #[error(
         "a key of {pk_bytes} + {sk_bytes} bytes; each part needs 1 byte at least, at most {} + {}",
-        limits::PARTITION_KEY_BYTES, limits::SORT_KEY_BYTES
+        limits::PARTITION_KEY_BYTES,
+        limits::SORT_KEY_BYTES
     )]
     KeySize {
         /// Bytes of the partition key.
@@ -82,6 +86,36 @@ pub enum Invalid {
         /// The name.
         name: BlobName,
     },
+    /// A set without members, which the cloud does not know.
+    #[error("attribute `{attribute}` would be an empty set")]
+    EmptySet {
+        /// The attribute.
+        attribute: String,
+    },
+    /// An attribute's name that is empty, too long, or a key's.
+    #[error(
+        "`{attribute}` is no attribute name: 1 to {} bytes, and neither `pk` nor `sk`",
+        limits::ATTRIBUTE_NAME_BYTES
+    )]
+    AttributeName {
+        /// The name.
+        attribute: String,
+    },
+    /// Values nested too deep.
+    #[error("attribute `{attribute}` is nested too deep; the limit is {}", limits::VALUE_DEPTH)]
+    AttributeDepth {
+        /// The attribute.
+        attribute: String,
+    },
+    /// A blob named twice in one commit.
+    #[error("blob `{name}` is stored twice in one commit")]
+    BlobTwice {
+        /// The blob.
+        name: BlobName,
+    },
+    /// A page of no items.
+    #[error("a page needs a limit of at least 1")]
+    NoLimit,
     /// Too many keys or names in one call.
     #[error("{count} {what} in one call; the limit is {limit}")]
     TooMany {

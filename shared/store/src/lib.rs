@@ -33,12 +33,9 @@
 //! seed.
 
 pub mod blob;
-pub mod conformance;
-#[cfg(feature = "embedded")]
-pub mod embedded;
+mod decide;
 mod env;
 mod error;
-pub mod faulty;
 mod item;
 pub mod limits;
 pub mod memory;
@@ -50,13 +47,10 @@ use std::ops::Range;
 use async_trait::async_trait;
 use bytes::Bytes;
 
-#[cfg(feature = "embedded")]
-pub use crate::embedded::Embedded;
 pub use crate::{
     blob::{Blob, BlobName},
     env::Env,
     error::{CommitError, Failed, Invalid, ReadError},
-    faulty::Faulty,
     item::{Item, Key, Value},
     memory::Memory,
     write::{Action, Change, Commit, Condition, Write},
@@ -98,8 +92,46 @@ pub struct Query {
 impl Query {
     /// Every item of a partition key, ascending, in pages of the largest size.
     pub fn all(pk: impl Into<String>) -> Self {
-        Self { pk: pk.into(), from: None, to: None, direction: Direction::Forward, limit: limits::QUERY_ITEMS }
+        Self {
+            pk: pk.into(),
+            from: None,
+            to: None,
+            direction: Direction::Forward,
+            limit: limits::QUERY_ITEMS,
+        }
     }
+}
+
+impl Query {
+    /// Checks the query's limits. Every back end calls it first.
+    ///
+    /// # Errors
+    /// [`Invalid`], naming the limit.
+    pub fn check(&self) -> Result<(), Invalid> {
+        if self.pk.is_empty() || self.pk.len() > limits::PARTITION_KEY_BYTES {
+            return Err(Invalid::KeySize { pk_bytes: self.pk.len(), sk_bytes: 1 });
+        }
+        if self.limit == 0 {
+            return Err(Invalid::NoLimit);
+        }
+        too_many("items in a page", self.limit, limits::QUERY_ITEMS)
+    }
+}
+
+fn too_many(what: &'static str, count: usize, limit: usize) -> Result<(), Invalid> {
+    if count > limit { Err(Invalid::TooMany { what, count, limit }) } else { Ok(()) }
+}
+
+/// Checks the keys of a `batch_get`.
+pub(crate) fn check_batch(keys: &[Key]) -> Result<(), Invalid> {
+    too_many("keys", keys.len(), limits::BATCH_GET_KEYS)?;
+    keys.iter().try_for_each(write::check_key)
+}
+
+/// Checks the names of a `delete_blobs`.
+pub(crate) fn check_deletes(names: &[BlobName]) -> Result<(), Invalid> {
+    too_many("blobs to delete", names.len(), limits::DELETE_BLOBS)?;
+    names.iter().try_for_each(BlobName::check)
 }
 
 /// A page of a query's items.
@@ -140,7 +172,11 @@ pub trait Store: Send + Sync + 'static {
 
     /// Reads a blob, or a range of its bytes; `None` if there is none of that name. The checksum of the whole blob
     /// is verified unless a range is asked for and the back end reads only that.
-    async fn blob(&self, name: &BlobName, range: Option<Range<u64>>) -> Result<Option<Bytes>, ReadError>;
+    async fn blob(
+        &self,
+        name: &BlobName,
+        range: Option<Range<u64>>,
+    ) -> Result<Option<Bytes>, ReadError>;
 
     /// Lists the blobs of an owner in the order of their ids, after one, at most `limit`.
     async fn list_blobs(

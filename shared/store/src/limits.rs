@@ -12,6 +12,12 @@ pub const PARTITION_KEY_BYTES: usize = 2048;
 /// Bytes of a sort key.
 pub const SORT_KEY_BYTES: usize = 1024;
 
+/// Bytes of an attribute's name.
+pub const ATTRIBUTE_NAME_BYTES: usize = 255;
+
+/// How deep lists and maps may be nested in an attribute.
+pub const VALUE_DEPTH: usize = 31;
+
 /// Writes in one commit. A transaction may not name an item twice.
 pub const TRANSACTION_ITEMS: usize = 100;
 

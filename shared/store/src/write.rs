@@ -274,6 +274,7 @@ impl Commit {
             return Err(Invalid::TooManyWrites { writes: self.writes.len() });
         }
         let mut keys = BTreeSet::new();
+        let mut bytes = 0;
         for write in &self.writes {
             check_key(&write.key)?;
             if !keys.insert(&write.key) {
@@ -283,9 +284,17 @@ impl Commit {
             if operators > limits::CONDITION_OPERATORS {
                 return Err(Invalid::TooManyConditions { key: write.key.clone(), operators });
             }
+            if let Action::Put(item) = &write.action {
+                bytes += check_item(&write.key, item)?;
+                for (name, value) in item.iter() {
+                    check_attribute(name)?;
+                    check_value(name, value, 0)?;
+                }
+            }
             if let Action::Update(changes) = &write.action {
                 let mut attributes = BTreeSet::new();
                 for change in changes {
+                    check_change(change)?;
                     if !attributes.insert(change.attribute()) {
                         return Err(Invalid::AttributeTwice {
                             key: write.key.clone(),
@@ -295,11 +304,56 @@ impl Commit {
                 }
             }
         }
+        if self.writes.len() > 1 && bytes > limits::TRANSACTION_BYTES {
+            return Err(Invalid::TransactionSize { bytes });
+        }
+        let mut names = BTreeSet::new();
         for blob in &self.blobs {
             blob.check()?;
+            if !names.insert(&blob.name) {
+                return Err(Invalid::BlobTwice { name: blob.name.clone() });
+            }
         }
         Ok(())
     }
+}
+
+fn check_attribute(name: &str) -> Result<(), Invalid> {
+    if name.is_empty() || name.len() > limits::ATTRIBUTE_NAME_BYTES || name == "pk" || name == "sk"
+    {
+        return Err(Invalid::AttributeName { attribute: name.to_owned() });
+    }
+    Ok(())
+}
+
+fn check_value(attribute: &str, value: &Value, depth: usize) -> Result<(), Invalid> {
+    if depth > limits::VALUE_DEPTH {
+        return Err(Invalid::AttributeDepth { attribute: attribute.to_owned() });
+    }
+    match value {
+        Value::StrSet(s) if s.is_empty() => {
+            Err(Invalid::EmptySet { attribute: attribute.to_owned() })
+        }
+        Value::BytesSet(s) if s.is_empty() => {
+            Err(Invalid::EmptySet { attribute: attribute.to_owned() })
+        }
+        Value::List(l) => l.iter().try_for_each(|v| check_value(attribute, v, depth + 1)),
+        Value::Map(m) => m.values().try_for_each(|v| check_value(attribute, v, depth + 1)),
+        _ => Ok(()),
+    }
+}
+
+fn check_change(change: &Change) -> Result<(), Invalid> {
+    let a = change.attribute();
+    check_attribute(a)?;
+    let members = match change {
+        Change::Set(_, v) => return check_value(a, v, 0),
+        Change::Append(_, l) => return l.iter().try_for_each(|v| check_value(a, v, 1)),
+        Change::Include(_, s) | Change::Exclude(_, s) => s.len(),
+        Change::IncludeBytes(_, s) => s.len(),
+        Change::Remove(_) | Change::Add(..) => 1,
+    };
+    if members == 0 { Err(Invalid::EmptySet { attribute: a.to_owned() }) } else { Ok(()) }
 }
 
 pub(crate) fn check_key(key: &Key) -> Result<(), Invalid> {
