@@ -33,6 +33,7 @@
 //! seed.
 
 pub mod blob;
+pub mod conformance;
 mod decide;
 mod env;
 mod error;
