@@ -1,0 +1,173 @@
+//! What a client asks for in its URL: `/{stream}?offset=…&where=…&partition=…`.
+//!
+//! `partition` is Tidewheel's own extension: the protocol knows streams of one partition. Keys are case-sensitive, the last
+//! of a repeated key wins, and an unknown key is refused rather than ignored.
+
+use percent_encoding::percent_decode_str;
+use tidewheel_engine::DEFAULT_PARTITION;
+
+use crate::{Close, Filter, limits};
+
+/// Where a subscription begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Start {
+    /// With the next row.
+    Live,
+    /// With the first row that can be served.
+    Earliest,
+    /// With this row, an offset of the engine.
+    At(u64),
+}
+
+/// A subscription request.
+#[derive(Clone, Debug)]
+pub struct Request {
+    /// The stream.
+    pub stream: String,
+    /// The partition's name.
+    pub partition: String,
+    /// Where to begin.
+    pub start: Start,
+    /// Which rows are wanted.
+    pub filter: Option<Filter>,
+}
+
+impl Request {
+    /// Reads a request from a URL's path and query.
+    ///
+    /// # Errors
+    /// 4400, naming the part, for anything that is not understood or not supported.
+    pub fn parse(path: &str, query: Option<&str>) -> Result<Self, Close> {
+        let stream = stream_name(path)?;
+        let (mut offset, mut filter, mut partition) = (None, None, None);
+        let (mut publish, mut publisher) = (false, false);
+        for pair in query.unwrap_or_default().split('&').filter(|pair| !pair.is_empty()) {
+            let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
+            let (key, value) = (decoded(key)?, decoded(value)?);
+            match key.as_str() {
+                "offset" => offset = Some(value),
+                "where" => filter = Some(value),
+                "partition" => partition = Some(value),
+                "publish" => publish = true,
+                "publisher" => publisher = true,
+                _ => return Err(Close::bad_request(format!("unknown query parameter '{key}'"))),
+            }
+        }
+        if publisher && !publish {
+            return Err(Close::bad_request("'publisher' needs 'publish'"));
+        }
+        if publish && (offset.is_some() || filter.is_some()) {
+            let other = if offset.is_some() { "offset" } else { "where" };
+            return Err(Close::bad_request(format!("'publish' and '{other}' exclude each other")));
+        }
+        if publish {
+            return Err(Close::bad_request(
+                "publishing over the socket is not available yet; push over HTTP",
+            ));
+        }
+        let partition = partition.unwrap_or_else(|| DEFAULT_PARTITION.to_owned());
+        let limit = tidewheel_engine::limits::NAME_BYTES;
+        if partition.is_empty() || partition.len() > limit {
+            return Err(Close::bad_request(format!("partition must have 1 to {limit} bytes")));
+        }
+        Ok(Self {
+            stream,
+            partition,
+            start: offset.map_or(Ok(Start::Live), |text| start(&text))?,
+            filter: filter.map(|text| Filter::parse(&text)).transpose()?,
+        })
+    }
+}
+
+fn stream_name(path: &str) -> Result<String, Close> {
+    let invalid = || Close::bad_request("invalid stream name");
+    let path = path.strip_prefix('/').unwrap_or(path);
+    let name = percent_decode_str(path).decode_utf8().map_err(|_| invalid())?.into_owned();
+    let valid = name.len() <= limits::STREAM_NAME_BYTES
+        && name.as_bytes().first().is_some_and(u8::is_ascii_alphanumeric)
+        && name.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'_' | b'.' | b'-'));
+    if valid { Ok(name) } else { Err(invalid()) }
+}
+
+/// Decodes a part of a query: `+` is a space, `%XX` a byte.
+fn decoded(text: &str) -> Result<String, Close> {
+    let spaced = text.replace('+', " ");
+    percent_decode_str(&spaced)
+        .decode_utf8()
+        .map(std::borrow::Cow::into_owned)
+        .map_err(|_| Close::bad_request("the query is not UTF-8"))
+}
+
+fn start(text: &str) -> Result<Start, Close> {
+    let digits = text.trim();
+    let digits = digits.strip_prefix('+').unwrap_or(digits);
+    if digits.is_empty() || !digits.bytes().all(|b| b.is_ascii_digit()) {
+        return Err(Close::bad_request(format!(
+            "offset must be a whole number from 0, not '{text}'"
+        )));
+    }
+    // A number too large for an offset is one that lies ahead of every log.
+    match digits.parse().unwrap_or(u64::MAX) {
+        0 => Ok(Start::Earliest),
+        offset => Ok(Start::At(offset - 1)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(url: &str) -> Result<Request, Close> {
+        let (path, query) = url.split_once('?').map_or((url, None), |(p, q)| (p, Some(q)));
+        Request::parse(path, query)
+    }
+
+    #[test]
+    fn a_url_says_what_is_wanted() {
+        let request = parse("/tr%61des?offset=7&partition=a%2Fb+c").unwrap();
+        assert_eq!(request.stream, "trades");
+        assert_eq!(request.partition, "a/b c");
+        assert_eq!(request.start, Start::At(6));
+        let request = parse("/trades").unwrap();
+        assert_eq!((request.partition.as_str(), request.start), ("Default", Start::Live));
+        assert_eq!(parse("/t?offset=0").unwrap().start, Start::Earliest);
+        assert_eq!(parse("/t?offset=%31").unwrap().start, Start::At(0));
+        assert_eq!(parse("/t?offset=+1").unwrap().start, Start::At(0));
+        assert_eq!(parse("/t?offset=1&offset=3").unwrap().start, Start::At(2));
+        assert_eq!(
+            parse("/t?offset=99999999999999999999999").unwrap().start,
+            Start::At(u64::MAX - 1)
+        );
+    }
+
+    #[test]
+    fn what_is_not_understood_is_refused_by_name() {
+        let long = format!("/{}", "a".repeat(129));
+        for (url, detail) in [
+            ("/", "invalid stream name"),
+            ("/a/b", "invalid stream name"),
+            ("/a/", "invalid stream name"),
+            ("//a", "invalid stream name"),
+            ("/-a", "invalid stream name"),
+            ("/%ff", "invalid stream name"),
+            (long.as_str(), "invalid stream name"),
+            ("/a?Offset=1", "Offset"),
+            ("/a?x", "'x'"),
+            ("/a?offset=", "offset"),
+            ("/a?offset=-1", "offset"),
+            ("/a?offset=1.0", "offset"),
+            ("/a?offset=%ff", "UTF-8"),
+            ("/a?partition=", "partition"),
+            ("/a?publish", "not available yet"),
+            ("/a?publish&publisher=p", "not available yet"),
+            ("/a?publisher=p", "needs 'publish'"),
+            ("/a?publish&offset=1", "'offset'"),
+            ("/a?publish=0&where={}", "'where'"),
+            ("/a?where=[]", "where"),
+        ] {
+            let close = parse(url).unwrap_err();
+            assert_eq!(close.code, 4400, "{url}");
+            assert!(close.reason.contains(detail), "{url}: {}", close.reason);
+        }
+    }
+}
