@@ -35,6 +35,8 @@
 pub mod blob;
 pub mod conformance;
 mod decide;
+#[cfg(feature = "embedded")]
+pub mod embedded;
 mod env;
 mod error;
 mod item;
@@ -48,6 +50,8 @@ use std::ops::Range;
 use async_trait::async_trait;
 use bytes::Bytes;
 
+#[cfg(feature = "embedded")]
+pub use crate::embedded::Embedded;
 pub use crate::{
     blob::{Blob, BlobName},
     env::Env,

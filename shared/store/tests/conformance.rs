@@ -11,3 +11,29 @@ mod memory {
 
     conformance_tests!(make().await);
 }
+
+#[cfg(feature = "embedded")]
+mod embedded {
+    use std::sync::Arc;
+
+    use tempfile::TempDir;
+    use tidewheel_store::{Embedded, Store, conformance_tests, embedded::Options};
+
+    fn make(options: Options) -> (Arc<dyn Store>, TempDir) {
+        let dir = tempfile::tempdir().expect("a folder");
+        (Arc::new(Embedded::open(dir.path(), options).expect("a store")), dir)
+    }
+
+    conformance_tests!(make(Options::default()));
+
+    /// The same without a cache worth the name and with a queue that is always full.
+    mod cramped {
+        use super::*;
+
+        fn cramped() -> Options {
+            Options { queue: 1, queue_bytes: 1, cache_bytes: 0, readers: 1, max_bytes: None }
+        }
+
+        conformance_tests!(make(cramped()));
+    }
+}
