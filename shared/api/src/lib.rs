@@ -1,1 +1,146 @@
 //! The HTTP routes, one module per protocol.
+//!
+//! [`router`] makes one [`axum::Router`] out of an [`Api`]. The local binary serves it on a socket and the function
+//! hands it to its adapter, so what passes locally is what is deployed. Whoever serves it brings the socket, its
+//! timeouts and its encryption; nothing here listens, spawns a task or reads a clock of its own.
+//!
+//! - [`queen`](self) routes under `/api/v1`: produce and consume;
+//! - `/streams/v1`: queries, their state, and the cycle;
+//! - `/health`, `/metrics` (JSON) and `/metrics/prometheus` (text).
+//!
+//! Three rules hold everywhere. A body is bounded before it is read and checked before it is parsed (`body`). What a
+//! producer sent as a payload is never parsed into values: its bytes are stored and returned verbatim, so `1.0`, big
+//! integers and the order of keys survive (`json`). Every failure becomes a status and a body in one place (`error`).
+//!
+//! ```
+//! # use std::sync::Arc;
+//! # fn mount(engine: tidewheel_engine::Engine) -> axum::Router {
+//! use tidewheel_api::{Api, Settings, router};
+//! let api = Api::new(engine, Settings { max_body_bytes: 8 << 20, ..Settings::default() });
+//! router(api.clone()) // `api.drain()` later ends the waiting pops and makes /health answer 503
+//! # }
+//! ```
+
+mod body;
+mod error;
+mod health;
+mod json;
+mod metrics;
+mod observe;
+mod queen;
+mod query;
+mod streams;
+mod time;
+
+use std::sync::Arc;
+
+use axum::{Router, middleware, routing::get};
+use tidewheel_engine::Engine;
+use tokio::sync::watch;
+
+use crate::metrics::HttpMetrics;
+
+/// Bytes of a request's body unless [`Settings::max_body_bytes`] says otherwise.
+pub const MAX_BODY_BYTES: usize = 64 * 1024 * 1024;
+
+/// Settings of the HTTP API.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// The version that `/health` and the metrics report.
+    pub version: String,
+    /// Bytes of a request's body; more is refused with 413 before any of it is parsed.
+    pub max_body_bytes: usize,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self { version: env!("CARGO_PKG_VERSION").to_owned(), max_body_bytes: MAX_BODY_BYTES }
+    }
+}
+
+/// What the routes share. Cheap to clone; clones are one API.
+#[derive(Clone)]
+pub struct Api {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    engine: Engine,
+    settings: Settings,
+    http: HttpMetrics,
+    draining: watch::Sender<bool>,
+    started_us: i64,
+}
+
+impl Api {
+    /// An API over an engine.
+    pub fn new(engine: Engine, settings: Settings) -> Self {
+        let started_us = engine.env().now_us();
+        Self {
+            shared: Arc::new(Shared {
+                engine,
+                settings,
+                http: HttpMetrics::default(),
+                draining: watch::Sender::new(false),
+                started_us,
+            }),
+        }
+    }
+
+    /// Prepares to stop: `/health` answers 503 from now on, so that balancers look elsewhere, and pops that wait for
+    /// messages answer that there are none. Everything else is served as ever.
+    pub fn drain(&self) {
+        self.shared.draining.send_replace(true);
+    }
+
+    /// Requests that are being served.
+    pub fn in_flight(&self) -> u64 {
+        self.shared.http.in_flight()
+    }
+
+    pub(crate) fn engine(&self) -> &Engine {
+        &self.shared.engine
+    }
+
+    pub(crate) fn settings(&self) -> &Settings {
+        &self.shared.settings
+    }
+
+    pub(crate) fn http(&self) -> &HttpMetrics {
+        &self.shared.http
+    }
+
+    pub(crate) fn now_us(&self) -> i64 {
+        self.shared.engine.env().now_us()
+    }
+
+    pub(crate) fn uptime_seconds(&self) -> f64 {
+        (self.now_us() - self.shared.started_us).max(0) as f64 / 1e6
+    }
+
+    pub(crate) fn is_draining(&self) -> bool {
+        *self.shared.draining.borrow()
+    }
+
+    /// Is ready once the API drains.
+    pub(crate) async fn drained(&self) {
+        // The sender lives as long as `self`, so the wait cannot fail.
+        let _ = self.shared.draining.subscribe().wait_for(|draining| *draining).await;
+    }
+}
+
+/// All routes of an API, with a fallback that answers 404 in JSON.
+///
+/// Routes merged into it afterwards are served without the request's span and metrics, which cover what is known here.
+pub fn router(api: Api) -> Router {
+    Router::new()
+        .merge(queen::routes())
+        .merge(streams::routes())
+        .route("/health", get(health::health))
+        .route("/metrics", get(metrics::json))
+        .route("/metrics/prometheus", get(metrics::prometheus))
+        .fallback(error::no_such_route)
+        .method_not_allowed_fallback(error::method_not_allowed)
+        .layer(middleware::from_fn_with_state(api.clone(), observe::observe))
+        .with_state(api)
+}

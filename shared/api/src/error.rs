@@ -1,0 +1,140 @@
+//! The one place where a failure becomes a status and a body: `{"error": "<text>", "code": "<word>"}`.
+//!
+//! Clients repeat every 5xx and never another 4xx, so the split matters: 503 (with `Retry-After`) says that the same
+//! request may succeed later, 400 that it never will. A text names what was wrong and where; it never carries more
+//! than [`TEXT_BYTES`] of what the client sent.
+
+use std::borrow::Cow;
+
+use axum::{
+    http::{HeaderValue, StatusCode, header},
+    response::{IntoResponse, Response},
+};
+use tidewheel_engine::Error;
+
+use crate::json::Json;
+
+/// Bytes of an error's text. The middle of a longer one is left out.
+pub(crate) const TEXT_BYTES: usize = 600;
+
+/// Seconds after which a refused request may be repeated.
+const RETRY_AFTER_SECONDS: HeaderValue = HeaderValue::from_static("1");
+
+/// A failed request.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    status: StatusCode,
+    code: Option<&'static str>,
+    text: String,
+}
+
+impl Failure {
+    /// 400: the request is malformed or its parts do not fit.
+    pub(crate) fn bad_request(text: impl Into<String>) -> Self {
+        Self { status: StatusCode::BAD_REQUEST, code: None, text: text.into() }
+    }
+
+    /// 404: no such object.
+    pub(crate) fn not_found(text: impl Into<String>) -> Self {
+        Self { status: StatusCode::NOT_FOUND, code: Some("not_found"), text: text.into() }
+    }
+
+    /// 413: the body is over the limit.
+    pub(crate) fn too_large(limit: usize) -> Self {
+        Self {
+            status: StatusCode::PAYLOAD_TOO_LARGE,
+            code: Some("body_too_large"),
+            text: format!("the request body is over the limit of {limit} bytes"),
+        }
+    }
+
+    /// 400: this server does not have what the request asks for.
+    pub(crate) fn unsupported(text: impl Into<String>) -> Self {
+        Self { status: StatusCode::BAD_REQUEST, code: Some("unsupported"), text: text.into() }
+    }
+}
+
+impl From<Error> for Failure {
+    fn from(e: Error) -> Self {
+        let (status, code) = match &e {
+            Error::Name { .. } | Error::Invalid(_) => (StatusCode::BAD_REQUEST, "invalid"),
+            Error::Limit { .. } => (StatusCode::BAD_REQUEST, "limit"),
+            Error::Lease => (StatusCode::BAD_REQUEST, "lease"),
+            Error::StaleState { .. } => (StatusCode::BAD_REQUEST, "stale_state"),
+            Error::StreamNotFound(_) => {
+                return Self {
+                    code: Some("queue_not_found"),
+                    ..Self::not_found("Queue not found")
+                };
+            }
+            Error::PartitionNotFound => (StatusCode::NOT_FOUND, "partition_not_found"),
+            Error::QueryNotFound => (StatusCode::NOT_FOUND, "query_not_found"),
+            Error::GroupNotFound(_) => (StatusCode::NOT_FOUND, "group_not_found"),
+            Error::Busy => (StatusCode::SERVICE_UNAVAILABLE, "busy"),
+            Error::Unavailable(_) => (StatusCode::SERVICE_UNAVAILABLE, "unavailable"),
+            Error::Unknown(_) => (StatusCode::SERVICE_UNAVAILABLE, "outcome_unknown"),
+            Error::Corrupt(_) => (StatusCode::INTERNAL_SERVER_ERROR, "corrupt"),
+        };
+        Self { status, code: Some(code), text: e.to_string() }
+    }
+}
+
+impl IntoResponse for Failure {
+    fn into_response(self) -> Response {
+        let mut json = Json::with_capacity(self.text.len() + 64);
+        json.object().key("error").string(&shortened(&self.text));
+        if let Some(code) = self.code {
+            json.key("code").string(code);
+        }
+        json.end_object();
+        let mut response = json.into_response(self.status);
+        if self.status == StatusCode::SERVICE_UNAVAILABLE {
+            response.headers_mut().insert(header::RETRY_AFTER, RETRY_AFTER_SECONDS);
+        }
+        response
+    }
+}
+
+/// A text of at most about [`TEXT_BYTES`]: its beginning and its end, which says where.
+pub(crate) fn shortened(text: &str) -> Cow<'_, str> {
+    if text.len() <= TEXT_BYTES {
+        return Cow::Borrowed(text);
+    }
+    let head = (0..=TEXT_BYTES * 2 / 3).rev().find(|&i| text.is_char_boundary(i)).unwrap_or(0);
+    let tail = (text.len() - TEXT_BYTES / 3..text.len())
+        .find(|&i| text.is_char_boundary(i))
+        .unwrap_or(text.len());
+    Cow::Owned(format!("{} … {}", &text[..head], &text[tail..]))
+}
+
+/// Answers a path that no route has.
+pub(crate) async fn no_such_route() -> Failure {
+    Failure {
+        status: StatusCode::NOT_FOUND,
+        code: Some("no_such_route"),
+        text: "Not Found".to_owned(),
+    }
+}
+
+/// Answers a method that the route does not have.
+pub(crate) async fn method_not_allowed() -> Failure {
+    Failure {
+        status: StatusCode::METHOD_NOT_ALLOWED,
+        code: Some("method_not_allowed"),
+        text: "Method Not Allowed".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_long_text_keeps_its_beginning_and_its_end() {
+        let text = format!("wrong type {} at line 1 column 9", "é".repeat(100_000));
+        let short = shortened(&text);
+        assert!(short.len() <= TEXT_BYTES + 8, "{}", short.len());
+        assert!(short.starts_with("wrong type é") && short.ends_with("at line 1 column 9"));
+        assert_eq!(shortened("short"), "short");
+    }
+}

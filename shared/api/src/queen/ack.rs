@@ -1,0 +1,102 @@
+//! `POST /api/v1/ack` and `/api/v1/ack/batch`: what became of popped messages.
+//!
+//! Both answer 200 with one result for each acknowledgement, in the order of the request; an acknowledgement that was
+//! refused says why in its own result.
+
+use axum::{extract::State, http::StatusCode, response::Response};
+use serde::Deserialize;
+use tidewheel_engine::{Ack, Acked};
+
+use super::verdict;
+use crate::{
+    Api,
+    body::{Body, Text, filled},
+    error::{Failure, shortened},
+    json::Json,
+};
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Single<'a> {
+    #[serde(borrow)]
+    transaction_id: Text<'a>,
+    #[serde(borrow)]
+    partition_id: Text<'a>,
+    #[serde(borrow)]
+    status: Option<Text<'a>>,
+    #[serde(borrow)]
+    lease_id: Option<Text<'a>>,
+    #[serde(borrow)]
+    error: Option<Text<'a>>,
+    #[serde(borrow)]
+    consumer_group: Option<Text<'a>>,
+}
+
+/// An item of a batch, whose group stands beside the list.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Item<'a> {
+    #[serde(borrow)]
+    transaction_id: Text<'a>,
+    #[serde(borrow)]
+    partition_id: Text<'a>,
+    #[serde(borrow)]
+    status: Option<Text<'a>>,
+    #[serde(borrow)]
+    lease_id: Option<Text<'a>>,
+    #[serde(borrow)]
+    error: Option<Text<'a>>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Batch<'a> {
+    #[serde(borrow)]
+    acknowledgments: Vec<Item<'a>>,
+    #[serde(borrow)]
+    consumer_group: Option<Text<'a>>,
+}
+
+pub(crate) async fn single(State(api): State<Api>, body: Body) -> Result<Response, Failure> {
+    let Single { transaction_id, partition_id, status, lease_id, error, consumer_group } =
+        body.parse()?;
+    let item = Item { transaction_id, partition_id, status, lease_id, error };
+    acknowledge(&api, filled(&consumer_group), &[item]).await
+}
+
+pub(crate) async fn batch(State(api): State<Api>, body: Body) -> Result<Response, Failure> {
+    let Batch { acknowledgments, consumer_group } = body.parse()?;
+    acknowledge(&api, filled(&consumer_group), &acknowledgments).await
+}
+
+async fn acknowledge(
+    api: &Api,
+    group: Option<&str>,
+    items: &[Item<'_>],
+) -> Result<Response, Failure> {
+    let acks = items
+        .iter()
+        .map(|item| Ack {
+            transaction_id: item.transaction_id.to_string(),
+            partition_id: item.partition_id.to_string(),
+            verdict: verdict(item.status.as_deref()),
+            lease_id: filled(&item.lease_id).map(str::to_owned),
+            error: filled(&item.error).map(str::to_owned),
+        })
+        .collect::<Vec<_>>();
+    let acked = if acks.is_empty() { Vec::new() } else { api.engine().ack(group, acks).await? };
+
+    let mut json = Json::with_capacity(16 + items.len() * 160);
+    json.array();
+    for (index, (item, acked)) in items.iter().zip(&acked).enumerate() {
+        let Acked { error, lease_released, dead_lettered, noop } = acked;
+        json.object().key("index").number(index);
+        json.key("transactionId").string(&item.transaction_id);
+        json.key("success").bool(error.is_none());
+        json.key("error").string_or_null(error.as_deref().map(shortened).as_deref());
+        json.key("leaseReleased").bool(*lease_released);
+        json.key("dlq").bool(*dead_lettered).key("noop").bool(*noop).end_object();
+    }
+    json.end_array();
+    Ok(json.into_response(StatusCode::OK))
+}

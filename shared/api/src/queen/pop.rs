@@ -1,0 +1,168 @@
+//! `GET /api/v1/pop…`: messages under a lease, from one partition, a queue, or whatever has the labels asked for.
+//!
+//! Nothing found answers 204 without a body. A waiting pop answers within its `timeout`; a client that leaves while
+//! it waits drops the pop with it. Conflation is not supported and is not answered to, which makes an SDK that asked
+//! for it say so. `autopilot` is accepted, and the defaults are the choice.
+
+use std::{sync::Arc, time::Duration};
+
+use axum::{
+    extract::State,
+    http::StatusCode,
+    response::{IntoResponse, Response},
+};
+use tidewheel_engine::{Message, Pop, PopTarget, Popped, SubscriptionMode, limits};
+
+use super::group_name;
+use crate::{Api, body::Segments, error::Failure, json::Json, query::Parameters, time};
+
+/// Milliseconds that a waiting pop waits when it does not say.
+const WAIT_MS: i64 = 30_000;
+
+/// Bytes of one message in the answer, roughly, without its payload.
+const ENVELOPE_BYTES: usize = 420;
+
+pub(crate) async fn queue(
+    State(api): State<Api>,
+    Segments(stream): Segments<String>,
+    parameters: Parameters,
+) -> Result<Response, Failure> {
+    pop(&api, PopTarget::Stream { stream }, &parameters).await
+}
+
+pub(crate) async fn partition(
+    State(api): State<Api>,
+    Segments((stream, partition)): Segments<(String, String)>,
+    parameters: Parameters,
+) -> Result<Response, Failure> {
+    pop(&api, PopTarget::Partition { stream, partition }, &parameters).await
+}
+
+pub(crate) async fn discover(
+    State(api): State<Api>,
+    parameters: Parameters,
+) -> Result<Response, Failure> {
+    let namespace = parameters.text("namespace").map(str::to_owned);
+    let task = parameters.text("task").map(str::to_owned);
+    if namespace.is_none() && task.is_none() {
+        let mut json = Json::with_capacity(128);
+        json.object().key("success").bool(false);
+        json.key("error").plain("a pop needs a queue in its path, or `namespace` or `task`");
+        json.key("messages").array().end_array().end_object();
+        return Ok(json.into_response(StatusCode::BAD_REQUEST));
+    }
+    pop(&api, PopTarget::Labels { namespace, task }, &parameters).await
+}
+
+async fn pop(api: &Api, target: PopTarget, parameters: &Parameters) -> Result<Response, Failure> {
+    let stream = match &target {
+        PopTarget::Stream { stream } | PopTarget::Partition { stream, .. } => stream.clone(),
+        PopTarget::Labels { .. } => String::new(),
+    };
+    let group = parameters.text("consumerGroup");
+    let pop = read(target, parameters, api.engine().settings().default_subscription)?;
+    let popped = if pop.wait.is_some() {
+        tokio::select! {
+            popped = api.engine().pop(pop) => popped?,
+            // A lease granted at this very moment lapses by itself.
+            () = api.drained() => Popped::default(),
+        }
+    } else {
+        api.engine().pop(pop).await?
+    };
+    if popped.messages.is_empty() {
+        return Ok(StatusCode::NO_CONTENT.into_response());
+    }
+    Ok(answer(&stream, group_name(group), &popped).into_response(StatusCode::OK))
+}
+
+fn read(
+    target: PopTarget,
+    parameters: &Parameters,
+    default_mode: SubscriptionMode,
+) -> Result<Pop, Failure> {
+    let batch = match parameters.number("batch")? {
+        Some(n) if n > 0 => usize::try_from(n).unwrap_or(usize::MAX).min(limits::POP_BATCH_MAX),
+        _ => limits::POP_BATCH,
+    };
+    let partitions = match parameters.number("partitions")? {
+        Some(n) if n > 0 => {
+            usize::try_from(n).unwrap_or(usize::MAX).min(limits::POP_PARTITIONS_MAX)
+        }
+        _ => 1,
+    };
+    let wait = if parameters.flag("wait") {
+        let ms = parameters.number("timeout")?.unwrap_or(WAIT_MS);
+        let wait = Duration::from_millis(u64::try_from(ms).unwrap_or(0));
+        Some(wait.min(limits::POP_WAIT_MAX)).filter(|w| !w.is_zero())
+    } else {
+        None
+    };
+    let mode = match parameters.text("subscriptionFrom") {
+        Some("now") => SubscriptionMode::New,
+        Some(text) => SubscriptionMode::From(time::parse(text).ok_or_else(|| {
+            Failure::bad_request(format!(
+                "parameter `subscriptionFrom` must be `now` or an ISO 8601 time, not `{text}`"
+            ))
+        })?),
+        None => match parameters.text("subscriptionMode") {
+            None => default_mode,
+            Some("new" | "new-only") => SubscriptionMode::New,
+            Some(_) => SubscriptionMode::All,
+        },
+    };
+    Ok(Pop {
+        target,
+        group: parameters.text("consumerGroup").map(str::to_owned),
+        batch,
+        partitions,
+        wait,
+        lease_seconds: parameters.number("leaseSeconds")?.filter(|s| *s > 0),
+        auto_ack: parameters.flag("autoAck") || parameters.flag("commitOnDelivery"),
+        mode,
+    })
+}
+
+fn answer(stream: &str, group: &str, popped: &Popped) -> Json {
+    let payloads: usize = popped.messages.iter().map(|m| m.record.payload.len()).sum();
+    let envelope = ENVELOPE_BYTES + popped.lease_id.len() + group.len();
+    let mut json = Json::with_capacity(envelope + payloads + popped.messages.len() * envelope);
+
+    let first = popped.messages.first().map(|m| &m.partition);
+    json.object().key("success").bool(true).key("queue").string(stream);
+    json.key("partition").string(first.map_or("", |p| p.name.as_str()));
+    match first {
+        Some(partition) => json.key("partitionId").plain(partition.id),
+        None => json.key("partitionId").null(),
+    };
+    json.key("leaseId").string(&popped.lease_id).key("consumerGroup").string(group);
+    json.key("messages").array();
+    // Messages come by partition: what is the same for all of one is written once and copied.
+    let mut constant: Option<(&Arc<_>, Vec<u8>)> = None;
+    for message in &popped.messages {
+        if !constant.as_ref().is_some_and(|(of, _)| Arc::ptr_eq(of, &message.partition)) {
+            constant =
+                Some((&message.partition, constant_members(message, &popped.lease_id, group)));
+        }
+        let record = &message.record;
+        json.object().key("id").plain(record.id);
+        json.key("transactionId").string(&record.transaction_id);
+        json.members(b"\"traceId\":null").key("data").raw(&record.payload);
+        json.members(b"\"producerSub\":null").key("createdAt").time(record.time_us);
+        if let Some((_, members)) = &constant {
+            json.members(members);
+        }
+        json.key("deliveryAttempt").number(message.attempt);
+        json.key("offset").number(record.offset).end_object();
+    }
+    json.end_array().key("partitionsClaimed").number(popped.partitions).end_object();
+    json
+}
+
+fn constant_members(message: &Message, lease_id: &str, group: &str) -> Vec<u8> {
+    let partition = &message.partition;
+    let mut json = Json::with_capacity(160 + partition.name.len() + lease_id.len() + group.len());
+    json.key("partitionId").plain(partition.id).key("partition").string(&partition.name);
+    json.key("leaseId").string(lease_id).key("consumerGroup").string(group);
+    json.into_bytes()
+}

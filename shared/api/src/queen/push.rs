@@ -1,0 +1,120 @@
+//! `POST /api/v1/push`: records for any queues and partitions, atomic for each partition.
+//!
+//! The body is parsed in one pass; payloads are not parsed at all but handed to the engine as the bytes they are.
+//!
+//! **What a refused item answers.** Items that the engine took answer `queued` or `duplicate`. An item that it
+//! refused answers `failed` with its `error`: that is the one word on which the published SDKs raise, so a record that
+//! was not kept is never mistaken for one that was. If the store took no item and could take them later, the answer
+//! is 503 and the client repeats the whole request; once any item is in, it is 201 and each item speaks for itself,
+//! since repeating what is in would store it twice when its sender gave it no id.
+
+use axum::{extract::State, http::StatusCode, response::Response};
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use tidewheel_engine::{Error, PushItem, Pushed, Uuid};
+
+use crate::{
+    Api,
+    body::{Body, Text, filled, present},
+    error::{Failure, shortened},
+    json::Json,
+};
+
+/// Stands for an original that cannot be read any more, and for a record that was not stored.
+const NO_MESSAGE: Uuid = Uuid::from_bytes([0; 16]);
+
+/// Bytes of one item's answer, roughly, without its names.
+const ANSWER_BYTES: usize = 200;
+
+#[derive(Deserialize)]
+struct Request<'a> {
+    #[serde(borrow)]
+    items: Vec<Item<'a>>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Item<'a> {
+    #[serde(borrow)]
+    queue: Text<'a>,
+    #[serde(borrow)]
+    partition: Option<Text<'a>>,
+    #[serde(borrow, default, deserialize_with = "present")]
+    payload: Option<&'a RawValue>,
+    #[serde(borrow, default, deserialize_with = "present")]
+    data: Option<&'a RawValue>,
+    #[serde(borrow)]
+    transaction_id: Option<Text<'a>>,
+}
+
+pub(crate) async fn push(State(api): State<Api>, body: Body) -> Result<Response, Failure> {
+    let Request { items } = body.parse()?;
+    let mut records = Vec::with_capacity(items.len());
+    for (index, item) in items.iter().enumerate() {
+        let payload = match (item.payload, item.data) {
+            (Some(payload), _) => body.part(payload),
+            (None, Some(_)) => {
+                return Err(Failure::bad_request(format!(
+                    "items[{index}]: the payload of a push is named `payload`, not `data`"
+                )));
+            }
+            (None, None) => {
+                return Err(Failure::bad_request(format!("items[{index}]: `payload` is missing")));
+            }
+        };
+        records.push(PushItem {
+            stream: item.queue.to_string(),
+            partition: filled(&item.partition).unwrap_or_default().to_owned(),
+            payload,
+            transaction_id: filled(&item.transaction_id).map(str::to_owned),
+            ..PushItem::default()
+        });
+    }
+    let pushed = if records.is_empty() { Vec::new() } else { api.engine().push(records).await };
+    answer(&items, &pushed)
+}
+
+fn answer(items: &[Item<'_>], pushed: &[Pushed]) -> Result<Response, Failure> {
+    let names: usize =
+        items.iter().map(|i| i.queue.len() + filled(&i.transaction_id).map_or(0, str::len)).sum();
+    if let Some(e) = all_transient(pushed) {
+        return Err(e.into());
+    }
+    let mut json = Json::with_capacity(16 + names + items.len() * ANSWER_BYTES);
+    json.array();
+    for (index, (item, pushed)) in items.iter().zip(pushed).enumerate() {
+        let (id, status, offset) = match pushed {
+            Pushed::Queued { id, offset } => (*id, "queued", Some(*offset)),
+            Pushed::Duplicate { id, offset } => (id.unwrap_or(NO_MESSAGE), "duplicate", *offset),
+            Pushed::Refused(_) => (NO_MESSAGE, "failed", None),
+        };
+        json.object().key("index").number(index).key("message_id").plain(id);
+        json.key("transaction_id");
+        match filled(&item.transaction_id) {
+            Some(transaction_id) => json.string(transaction_id),
+            None => json.plain(id),
+        };
+        json.key("queueName").string(&item.queue).key("status").plain(status);
+        if let Some(offset) = offset {
+            json.key("offset").number(offset);
+        }
+        if let Pushed::Refused(e) = pushed {
+            json.key("error").string(&shortened(&e.to_string()));
+        }
+        json.end_object();
+    }
+    json.end_array();
+    Ok(json.into_response(StatusCode::CREATED))
+}
+
+/// The refusal of a push of which nothing was stored and all may be repeated.
+fn all_transient(pushed: &[Pushed]) -> Option<Error> {
+    let mut first = None;
+    for pushed in pushed {
+        match pushed {
+            Pushed::Refused(e) if e.is_transient() => first = first.or(Some(e)),
+            _ => return None,
+        }
+    }
+    first.cloned()
+}
