@@ -39,6 +39,7 @@ mod decide;
 pub mod embedded;
 mod env;
 mod error;
+pub mod faulty;
 mod item;
 pub mod limits;
 pub mod memory;
@@ -56,6 +57,7 @@ pub use crate::{
     blob::{Blob, BlobName},
     env::Env,
     error::{CommitError, Failed, Invalid, ReadError},
+    faulty::Faulty,
     item::{Item, Key, Value},
     memory::Memory,
     write::{Action, Change, Commit, Condition, Write},

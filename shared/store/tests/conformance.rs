@@ -37,3 +37,17 @@ mod embedded {
         conformance_tests!(make(cramped()));
     }
 }
+
+/// The wrapper that breaks things is transparent when it breaks nothing.
+mod faulty_without_faults {
+    use std::sync::Arc;
+
+    use tidewheel_store::{Env, Faulty, Memory, Store, conformance_tests, faulty::Plan};
+
+    async fn make() -> (Arc<dyn Store>, ()) {
+        let env = Env::simulated(1, 1_700_000_000_000_000, 0);
+        (Arc::new(Faulty::new(Arc::new(Memory::new()), Plan::none(), env)), ())
+    }
+
+    conformance_tests!(make().await);
+}
