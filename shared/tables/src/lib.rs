@@ -1,1 +1,45 @@
-//! Streams as Iceberg tables: schemas, sealing, publishing.
+//! Streams as Iceberg tables.
+//!
+//! Every stream publishes a table: one row for each record, each exactly once, in one committed snapshot after
+//! another. A stream that has declared a [`Schema`] publishes its own columns; any other publishes the envelope and
+//! the payload's text (see [`Shape`]).
+//!
+//! [`Tables::seal`] is the writer. Files first, under names that nobody can guess; then one conditional write of the
+//! table's head, which names the metadata file that counts and the positions up to which the log is in it; then
+//! `metadata/version-hint.text`, for readers that have nothing but the directory:
+//!
+//! ```sql
+//! SELECT count(*) FROM iceberg_scan('/data/tables/orders');   -- DuckDB
+//! ```
+//!
+//! This crate knows no HTTP. It reads streams through [`Source`], which the engine is, keeps heads in the store, and
+//! files in any object store. It is the only crate that depends on Arrow, Parquet and Iceberg.
+
+mod data;
+mod directory;
+mod error;
+mod files;
+mod head;
+mod json;
+pub mod limits;
+mod positions;
+pub mod row;
+mod scan;
+pub mod schema;
+mod seal;
+mod shape;
+mod snapshot;
+mod source;
+mod tables;
+
+pub use crate::{
+    directory::directory_name,
+    error::{Error, UnfitRecord},
+    row::{Cell, Row, RowError},
+    scan::Scan,
+    schema::{Schema, SchemaError},
+    seal::{Report, Sealed},
+    shape::Shape,
+    source::{Source, TABLE_GROUP},
+    tables::{Freshness, Location, Settings, Tables},
+};

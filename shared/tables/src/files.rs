@@ -1,0 +1,110 @@
+//! A table's files in the object store.
+//!
+//! Every file but the hint is written once under a name that nobody else can guess, so that a write may be repeated
+//! and never destroys anything. The hint is the one file that changes, and it only moves forward.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use object_store::{ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload, UpdateVersion};
+
+use crate::{
+    Error,
+    directory::{Directory, HINT, stem_version},
+};
+
+/// Attempts to move a hint that others move as well.
+const HINT_ATTEMPTS: usize = 8;
+
+#[derive(Clone, Debug)]
+pub(crate) struct Files {
+    objects: Arc<dyn ObjectStore>,
+    pub(crate) directory: Directory,
+}
+
+impl Files {
+    pub(crate) fn new(objects: Arc<dyn ObjectStore>, directory: Directory) -> Self {
+        Self { objects, directory }
+    }
+
+    /// Writes a file, by its name within the table. When this returns, the file is durable.
+    pub(crate) async fn write(&self, file: &str, body: Bytes) -> Result<(), Error> {
+        let path = self.directory.path_of(file);
+        let put = self.objects.put(&path, PutPayload::from_bytes(body)).await;
+        put.map(drop).map_err(|e| failed(&path, e))
+    }
+
+    /// Reads a file, by its name within the table.
+    pub(crate) async fn read(&self, file: &str) -> Result<Bytes, Error> {
+        self.get(&self.directory.path_of(file)).await
+    }
+
+    /// Reads a file, by its location.
+    pub(crate) async fn read_uri(&self, uri: &str) -> Result<Bytes, Error> {
+        let path = self.directory.path_of_uri(uri).ok_or_else(|| {
+            Error::Corrupt(format!("`{uri}` is outside of the table's `{}`", self.directory.uri()))
+        })?;
+        self.get(&path).await
+    }
+
+    async fn get(&self, path: &object_store::path::Path) -> Result<Bytes, Error> {
+        let read = async { self.objects.get(path).await?.bytes().await };
+        read.await.map_err(|e| failed(path, e))
+    }
+
+    /// The stem that the hint names, if there is one, and the object's version for a conditional write.
+    async fn hint_object(&self) -> Result<Option<(String, UpdateVersion)>, Error> {
+        let path = self.directory.path_of(HINT);
+        match self.objects.get(&path).await {
+            Ok(found) => {
+                let version = UpdateVersion {
+                    e_tag: found.meta.e_tag.clone(),
+                    version: found.meta.version.clone(),
+                };
+                let body = found.bytes().await.map_err(|e| failed(&path, e))?;
+                Ok(Some((String::from_utf8_lossy(&body).trim().to_owned(), version)))
+            }
+            Err(object_store::Error::NotFound { .. }) => Ok(None),
+            Err(e) => Err(failed(&path, e)),
+        }
+    }
+
+    /// The version that the hint names; 0 if there is none.
+    pub(crate) async fn hint_version(&self) -> Result<u64, Error> {
+        let hint = self.hint_object().await?;
+        Ok(hint.and_then(|(stem, _)| stem_version(&stem)).unwrap_or(0))
+    }
+
+    /// Moves the hint to a stem, unless it is there or beyond already.
+    pub(crate) async fn advance_hint(&self, stem: &str) -> Result<(), Error> {
+        let path = self.directory.path_of(HINT);
+        let body = || PutPayload::from_bytes(Bytes::copy_from_slice(stem.as_bytes()));
+        for _ in 0..HINT_ATTEMPTS {
+            let hint = self.hint_object().await?;
+            let mode = match hint {
+                Some((now, _)) if stem_version(&now) >= stem_version(stem) => return Ok(()),
+                Some((_, version)) => PutMode::Update(version),
+                None => PutMode::Create,
+            };
+            match self.objects.put_opts(&path, body(), PutOptions::from(mode)).await {
+                Ok(_) => return Ok(()),
+                Err(
+                    object_store::Error::Precondition { .. }
+                    | object_store::Error::AlreadyExists { .. },
+                ) => {}
+                // A local folder belongs to one process, and that process seals a table once at a time.
+                Err(object_store::Error::NotImplemented { .. }) => {
+                    let put = self.objects.put(&path, body()).await;
+                    return put.map(drop).map_err(|e| failed(&path, e));
+                }
+                Err(e) => return Err(failed(&path, e)),
+            }
+        }
+        // Whoever else moved it so often has moved it further.
+        Ok(())
+    }
+}
+
+fn failed(path: &object_store::path::Path, e: object_store::Error) -> Error {
+    Error::File { path: path.to_string(), source: Arc::new(e) }
+}

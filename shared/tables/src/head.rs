@@ -1,0 +1,202 @@
+//! The table's head: the one item that says which metadata file counts and how far the table reaches.
+//!
+//! Key `t#<stream id>` / `table`. Attributes:
+//!
+//! | attribute | type | meaning |
+//! |---|---|---|
+//! | `commit` | text | id of the write that left the head as it is; every write is conditional on the one before |
+//! | `directory` | text | name of the table's directory |
+//! | `version` | number | version of the metadata; 0 before the first seal |
+//! | `stem` | text | name of the metadata file, without suffix; absent before the first seal |
+//! | `uuid` | text | the table's id |
+//! | `snapshot` | number | id of the current snapshot |
+//! | `rows` | number | rows in the table |
+//! | `sealed_us` | number | when the snapshot was committed, µs |
+//! | `positions`, `position_blobs` | bytes, list | see [`crate::positions`] |
+//! | `schema` or `schema_blob` | text | the declared schema, or the id of the blob that has it |
+//!
+//! Blobs belong to the owner `t-<stream id, simple>`.
+
+use tidewheel_engine::Uuid;
+use tidewheel_store::{
+    Blob, BlobName, Commit, CommitError, Condition, Consistency, Env, Item, Key, Store, Value, Write,
+};
+
+use crate::{Error, directory::directory_name, limits, positions::Positions};
+
+/// A declared schema's text, or where it is.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Declared {
+    Inline(String),
+    Blob(String),
+}
+
+/// The head as it is, or as it shall be.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Head {
+    /// `None` if the item does not exist.
+    pub(crate) commit: Option<String>,
+    pub(crate) directory: String,
+    pub(crate) version: u64,
+    pub(crate) stem: Option<String>,
+    pub(crate) uuid: Uuid,
+    pub(crate) snapshot: i64,
+    pub(crate) rows: u64,
+    pub(crate) sealed_us: i64,
+    pub(crate) positions: Positions,
+    pub(crate) schema: Option<Declared>,
+}
+
+pub(crate) fn key(stream: &Uuid) -> Key {
+    Key::new(format!("t#{stream}"), "table")
+}
+
+pub(crate) fn owner(stream: &Uuid) -> String {
+    format!("t-{}", stream.simple())
+}
+
+impl Head {
+    /// The head of a stream that has none yet.
+    fn fresh(name: &str, env: &Env) -> Self {
+        Self {
+            commit: None,
+            directory: directory_name(name),
+            version: 0,
+            stem: None,
+            uuid: Uuid::random(env),
+            snapshot: -1,
+            rows: 0,
+            sealed_us: 0,
+            positions: Positions::default(),
+            schema: None,
+        }
+    }
+
+    pub(crate) async fn load(
+        store: &dyn Store,
+        stream: &Uuid,
+        name: &str,
+        env: &Env,
+    ) -> Result<Self, Error> {
+        match store.get(&key(stream), Consistency::Strong).await? {
+            Some(item) => Self::from_item(&item),
+            None => Ok(Self::fresh(name, env)),
+        }
+    }
+
+    pub(crate) fn from_item(item: &Item) -> Result<Self, Error> {
+        let damaged = |what: &str| Error::Corrupt(format!("the table's head has no `{what}`"));
+        let text = |name| item.str(name).map(str::to_owned);
+        let schema = match (item.str("schema"), item.str("schema_blob")) {
+            (Some(text), _) => Some(Declared::Inline(text.to_owned())),
+            (None, Some(blob)) => Some(Declared::Blob(blob.to_owned())),
+            (None, None) => None,
+        };
+        Ok(Self {
+            commit: Some(text("commit").ok_or_else(|| damaged("commit"))?),
+            directory: text("directory").ok_or_else(|| damaged("directory"))?,
+            version: item.int("version").unwrap_or(0).max(0) as u64,
+            stem: text("stem"),
+            uuid: item.str("uuid").and_then(Uuid::parse).ok_or_else(|| damaged("uuid"))?,
+            snapshot: item.int("snapshot").unwrap_or(-1),
+            rows: item.int("rows").unwrap_or(0).max(0) as u64,
+            sealed_us: item.int("sealed_us").unwrap_or(0),
+            positions: Positions::from_item(item)?,
+            schema,
+        })
+    }
+
+    fn to_item(&self, commit: &str) -> Item {
+        let mut item = Item::new()
+            .with("commit", commit)
+            .with("directory", self.directory.as_str())
+            .with("version", self.version as i64)
+            .with("uuid", self.uuid.to_string())
+            .with("snapshot", self.snapshot)
+            .with("rows", self.rows as i64)
+            .with("sealed_us", self.sealed_us);
+        if let Some(stem) = &self.stem {
+            item.set("stem", stem.as_str());
+        }
+        match &self.schema {
+            Some(Declared::Inline(text)) => item.set("schema", text.as_str()),
+            Some(Declared::Blob(id)) => item.set("schema_blob", id.as_str()),
+            None => {}
+        }
+        self.positions.put_into(&mut item);
+        item
+    }
+
+    /// The declared schema's text.
+    pub(crate) async fn schema_text(
+        &self,
+        store: &dyn Store,
+        stream: &Uuid,
+    ) -> Result<Option<String>, Error> {
+        let id = match &self.schema {
+            None => return Ok(None),
+            Some(Declared::Inline(text)) => return Ok(Some(text.clone())),
+            Some(Declared::Blob(id)) => id,
+        };
+        let name = BlobName::new(owner(stream), id);
+        let body = store.blob(&name, None).await?;
+        let body = body.ok_or_else(|| Error::Corrupt(format!("blob `{name}` is missing")))?;
+        String::from_utf8(body.to_vec())
+            .map(Some)
+            .map_err(|_| Error::Corrupt(format!("blob `{name}` is no text")))
+    }
+}
+
+/// What became of a write to the head.
+pub(crate) enum Flipped {
+    /// It counts.
+    Done,
+    /// Another write was first. This is the head now, and it may be that ours came in between: the caller knows where
+    /// to look for its commit's id.
+    Other(Option<Item>),
+}
+
+/// Writes the head, on the condition that nobody has written it since it was read.
+///
+/// A lost reply is resolved by writing again: the condition makes that harmless, and the refusal shows whose commit
+/// is there.
+pub(crate) async fn flip(
+    store: &dyn Store,
+    env: &Env,
+    stream: (&Uuid, &str),
+    before: &Option<String>,
+    commit_id: &str,
+    head: &Head,
+    blob: Option<Blob>,
+) -> Result<Flipped, Error> {
+    let condition = match before {
+        None => Condition::Absent,
+        Some(id) => Condition::Equals("commit".to_owned(), Value::Str(id.clone())),
+    };
+    let write = Write::put(key(stream.0), head.to_item(commit_id)).when(condition);
+    let commit = Commit { blobs: blob.into_iter().collect(), writes: vec![write] };
+    let mut unknown = None;
+    let mut busy = None;
+    for attempt in 0..limits::RESOLVE_ATTEMPTS {
+        if attempt > 0 {
+            env.sleep(std::time::Duration::from_millis(10 << attempt)).await;
+        }
+        match store.commit(commit.clone()).await {
+            Ok(_) => return Ok(Flipped::Done),
+            Err(CommitError::Conflict(failed)) => {
+                let current = failed.into_iter().next().and_then(|f| f.current);
+                let ours = current.as_ref().and_then(|i| i.str("commit")) == Some(commit_id);
+                return Ok(if ours { Flipped::Done } else { Flipped::Other(current) });
+            }
+            Err(CommitError::Unknown(detail)) => unknown = Some(detail),
+            Err(e @ (CommitError::Contended | CommitError::Throttled)) => busy = Some(e),
+            Err(e) if unknown.is_none() => return Err(e.into()),
+            Err(_) => {}
+        }
+    }
+    match (unknown, busy) {
+        (Some(detail), _) => Err(Error::Unknown { stream: stream.1.to_owned(), detail }),
+        (None, Some(e)) => Err(e.into()),
+        (None, None) => Err(Error::Busy),
+    }
+}

@@ -1,0 +1,68 @@
+//! The limits of tables, in one place. Those that a user can meet are named in the error that refuses.
+
+/// Bytes of a declared schema's text.
+pub const SCHEMA_BYTES: usize = 64 * 1024;
+
+/// Columns of a schema, nested ones included.
+pub const SCHEMA_FIELDS: usize = 2000;
+
+/// How deep a schema's columns may be nested.
+pub const SCHEMA_DEPTH: usize = 16;
+
+/// Bytes of a column's name.
+pub const COLUMN_NAME_BYTES: usize = 255;
+
+/// Bytes of a fixed-size value.
+pub const FIXED_BYTES: usize = 65_536;
+
+/// Records that a seal reads at once.
+pub(crate) const READ_RECORDS: usize = 8192;
+
+/// Payload bytes that a seal reads at once, about.
+pub(crate) const READ_BYTES: usize = 4 * 1024 * 1024;
+
+/// Rows of a row group.
+pub(crate) const GROUP_ROWS: usize = 128 * 1024;
+
+/// A data file is closed when it has about this many bytes; what is being encoded counts as well, so that this also
+/// bounds the memory that a seal takes.
+pub(crate) const FILE_BYTES: usize = 64 * 1024 * 1024;
+
+/// Partitions that one seal looks at.
+pub(crate) const SEAL_PARTITIONS: usize = 10_000;
+
+/// Small manifests of a table before they are merged into one.
+pub(crate) const MANIFESTS: usize = 16;
+
+/// Entries from which on a manifest is no longer small: it is not rewritten again.
+pub(crate) const MANIFEST_ENTRIES: u64 = 2000;
+
+/// Metadata files that the metadata's own log remembers.
+pub(crate) const METADATA_LOG: usize = 100;
+
+/// Bytes of positions that are kept in the table's head itself.
+pub(crate) const HEAD_POSITION_BYTES: usize = 1536;
+
+/// Position blobs that a head names before they are folded into one.
+pub(crate) const POSITION_BLOBS: usize = 16;
+
+/// Bytes of a declared schema that are kept in the table's head itself.
+pub(crate) const HEAD_SCHEMA_BYTES: usize = 1024;
+
+/// Partitions whose positions are written into a snapshot's summary.
+pub(crate) const SUMMARY_POSITIONS: usize = 32;
+
+/// Bytes of a table's directory name. Longer names end in a hash.
+pub(crate) const DIRECTORY_BYTES: usize = 200;
+
+/// Attempts to find out what became of a commit.
+pub(crate) const RESOLVE_ATTEMPTS: usize = 8;
+
+/// Partitions that one look at a table's freshness counts.
+pub(crate) const FRESHNESS_PARTITIONS: usize = 1000;
+
+/// Streams that one round of sealing looks at.
+pub(crate) const SEAL_STREAMS: usize = 1000;
+
+/// Declared schemas kept in memory.
+pub(crate) const SCHEMAS: usize = 10_000;

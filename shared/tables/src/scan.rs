@@ -1,0 +1,78 @@
+//! Reading a table back, whole: for checkers and small tables.
+
+use std::collections::HashMap;
+
+use arrow_array::RecordBatch;
+use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
+
+use crate::{
+    Error, data, files::Files, shape,
+    snapshot::{load_manifest, load_manifest_list, load_metadata},
+    tables::Tables,
+};
+
+/// A table's current snapshot.
+#[derive(Clone, Debug)]
+pub struct Scan {
+    /// The rows, file by file in the order in which the files were added, and within a file in the file's order.
+    pub batches: Vec<RecordBatch>,
+    /// Data files.
+    pub files: usize,
+    /// Manifests.
+    pub manifests: usize,
+    /// The snapshot's id.
+    pub snapshot_id: i64,
+    /// Snapshots that the table remembers.
+    pub snapshots: usize,
+    /// The current snapshot's summary.
+    pub summary: HashMap<String, String>,
+}
+
+impl Tables {
+    /// Reads the whole table of a stream into memory.
+    ///
+    /// # Errors
+    /// [`Error::NoTable`] before the first seal.
+    pub async fn scan(&self, stream: &str) -> Result<Scan, Error> {
+        let head = self.head(&self.id(stream).await?, stream).await?;
+        let files = self.files(&head);
+        let stem = head.stem.ok_or_else(|| Error::NoTable(stream.to_owned()))?;
+        scan(&files, &stem).await
+    }
+}
+
+async fn scan(files: &Files, stem: &str) -> Result<Scan, Error> {
+    let metadata = load_metadata(files, stem).await?;
+    let snapshot = metadata
+        .current_snapshot()
+        .ok_or_else(|| Error::Corrupt(format!("metadata `{stem}` has no snapshot")))?;
+    let manifests = load_manifest_list(files, snapshot).await?;
+    let mut data_files = Vec::new();
+    for manifest in &manifests {
+        for entry in load_manifest(files, manifest).await?.entries() {
+            if entry.is_alive() {
+                let sequence = entry.sequence_number().unwrap_or(manifest.sequence_number);
+                data_files.push((sequence, entry.data_file().clone()));
+            }
+        }
+    }
+    data_files.sort_by_key(|(sequence, _)| *sequence);
+    let mut batches = Vec::new();
+    for (_, file) in &data_files {
+        let body = files.read_uri(file.file_path()).await?;
+        for batch in ParquetRecordBatchReaderBuilder::try_new(body)?.build()? {
+            batches.push(batch?);
+        }
+    }
+    if batches.is_empty() {
+        batches.push(shape::empty(&data::arrow_schema(metadata.current_schema())?)?);
+    }
+    Ok(Scan {
+        batches,
+        files: data_files.len(),
+        manifests: manifests.len(),
+        snapshot_id: snapshot.snapshot_id(),
+        snapshots: metadata.snapshots().len(),
+        summary: snapshot.summary().additional_properties.clone(),
+    })
+}

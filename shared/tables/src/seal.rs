@@ -1,0 +1,305 @@
+//! Sealing: what is new in a stream becomes Parquet files and one Iceberg snapshot.
+//!
+//! The sealer is a consumer whose positions are the table's own: one conditional write of the head moves the positions
+//! and the metadata pointer together, so every record is in exactly one snapshot, whatever dies in between. Before
+//! that write nothing counts: files of a sealer that died, or that lost against another, are garbage. After it, only
+//! the hint for readers without a catalog is left to be moved, and whoever seals next moves it if it lags.
+//!
+//! A seal never waits for another and never blocks a push. It reads a partition up to its tail, or to the bound of
+//! one call, and says whether there is more.
+
+use std::collections::BTreeMap;
+
+use tidewheel_engine::{PartitionId, PartitionInfo, Uuid};
+
+use crate::{
+    Error, UnfitRecord,
+    data::{self, DataWriter},
+    files::Files,
+    head::{self, Flipped, Head},
+    limits,
+    positions::Loaded,
+    shape::Shape,
+    snapshot::{self, Append, Appended, Base},
+    tables::Tables,
+};
+
+/// What a seal did.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Sealed {
+    /// Rows that are in the table now and were not before.
+    pub rows: u64,
+    /// Data files that hold them.
+    pub files: usize,
+    /// Partitions that they come from.
+    pub partitions: usize,
+    /// The snapshot that was committed; `None` if there was nothing new.
+    pub snapshot_id: Option<i64>,
+    /// True if the call's bound was reached: there is more to seal.
+    pub more: bool,
+    /// Records that were gone from the log before they were sealed.
+    pub lost: u64,
+    /// A record that does not fit the declared schema. What is below it is sealed, and nothing from it on.
+    pub unfit: Option<UnfitRecord>,
+    /// False if the commit counts but the hint beside it could not be moved yet.
+    pub hinted: bool,
+}
+
+/// What a round over all streams did.
+#[derive(Debug, Default)]
+pub struct Report {
+    /// Streams that had something new.
+    pub sealed: Vec<(String, Sealed)>,
+    /// Streams whose seal failed; the others are not affected.
+    pub failed: Vec<(String, Error)>,
+    /// True if a stream, or the list of streams, has more.
+    pub more: bool,
+}
+
+/// What a pass over the ready partitions found.
+#[derive(Default)]
+struct Found {
+    moved: BTreeMap<PartitionId, u64>,
+    /// Partitions read to the tail, and whether anything new was there.
+    drained: Vec<(PartitionId, u64, bool)>,
+    rows: u64,
+    bytes: usize,
+    lost: u64,
+    more: bool,
+    unfit: Option<UnfitRecord>,
+}
+
+impl Tables {
+    /// Seals what is new in a stream.
+    ///
+    /// # Errors
+    /// [`Error::Conflict`] if another sealer was first, [`Error::Unknown`] if the outcome could not be found out;
+    /// else what failed. After every error the next call goes on from what is committed, and no record is lost or
+    /// sealed twice.
+    pub async fn seal(&self, stream: &str) -> Result<Sealed, Error> {
+        let inner = &*self.inner;
+        let id = self.id(stream).await?;
+        let lock = self.sealing(&id);
+        let _sealing = lock.lock().await;
+
+        let head = self.head(&id, stream).await?;
+        let files = self.files(&head);
+        if let Some(stem) = &head.stem {
+            files.advance_hint(stem).await?;
+        }
+        let ready = {
+            let mut ready = inner.source.ready(stream, limits::SEAL_PARTITIONS).await?;
+            ready.sort_by(|a, b| a.name.cmp(&b.name));
+            ready
+        };
+        if ready.is_empty() {
+            return Ok(Sealed { hinted: true, ..Sealed::default() });
+        }
+        // When there are more than we look at, whoever was sealed makes room for the others.
+        let full = ready.len() >= limits::SEAL_PARTITIONS;
+
+        let shape = self.shape(&id, stream, &head).await?;
+        let positions = head.positions.clone().load(&*inner.store, &head::owner(&id)).await?;
+        if let Shape::Declared(_) = &shape {
+            let others = ready.iter().filter(|p| positions.has_other(&p.id)).count();
+            if ready.len() > 1 || others > 0 {
+                return Err(Error::Partitions {
+                    stream: stream.to_owned(),
+                    partitions: ready.len() + others,
+                });
+            }
+        }
+
+        let base = match &head.stem {
+            Some(stem) => Base::load(&files, stem).await?,
+            None => Base::create(&files, &shape, &head.uuid, (&id, stream))?,
+        };
+        let mut writer = DataWriter::new(
+            files.clone(),
+            inner.env.clone(),
+            &shape,
+            base.schema().clone(),
+            base.partition_spec_id(),
+            inner.settings.file_bytes,
+        )?;
+        let found =
+            self.translate(stream, &shape, &ready, &positions, base.schema(), &mut writer).await?;
+
+        let mut sealed = Sealed {
+            rows: found.rows,
+            more: found.more || full,
+            lost: found.lost,
+            unfit: found.unfit.clone(),
+            hinted: true,
+            ..Sealed::default()
+        };
+        if found.rows > 0 {
+            let data = writer.finish().await?;
+            sealed.files = data.len();
+            sealed.partitions = found.moved.len();
+            let appended =
+                self.publish((&id, stream), &files, head, base, positions, data, &found).await?;
+            sealed.snapshot_id = Some(appended.snapshot_id);
+            if let Err(e) = files.advance_hint(&appended.stem).await {
+                tracing::warn!(stream, error = %e, "the table's hint lags; the next seal moves it");
+                sealed.hinted = false;
+            }
+        }
+        // A busy partition stays awake: putting it to sleep would make the next push pay for waking it.
+        for (partition, tail, new) in &found.drained {
+            if !new || full {
+                if let Err(e) = inner.source.settle(stream, partition, *tail).await {
+                    tracing::debug!(stream, %partition, error = %e, "the partition stays awake");
+                }
+            }
+        }
+        Ok(sealed)
+    }
+
+    /// Seals every stream once, or as many as one call looks at; the next call goes on after them. A stream that
+    /// fails does not stop the others.
+    ///
+    /// # Errors
+    /// Only if the streams cannot be listed.
+    pub async fn seal_all(&self) -> Result<Report, Error> {
+        let after = self.inner.resume.lock().clone();
+        let names = self.inner.source.streams(after.as_deref(), limits::SEAL_STREAMS).await?;
+        let full = names.len() >= limits::SEAL_STREAMS;
+        *self.inner.resume.lock() = names.last().filter(|_| full).cloned();
+        let mut report = Report { more: full, ..Report::default() };
+        for name in names {
+            match self.seal(&name).await {
+                Ok(sealed) => {
+                    report.more |= sealed.more;
+                    if sealed.snapshot_id.is_some() || sealed.unfit.is_some() {
+                        report.sealed.push((name, sealed));
+                    }
+                }
+                // Deleted since it was listed.
+                Err(Error::StreamNotFound(_)) => {}
+                Err(e) => {
+                    tracing::warn!(stream = name, error = %e, "the stream was not sealed");
+                    report.failed.push((name, e));
+                }
+            }
+        }
+        Ok(report)
+    }
+
+    /// Reads what is new in the partitions, in order, and writes it as data files.
+    async fn translate(
+        &self,
+        stream: &str,
+        shape: &Shape,
+        ready: &[PartitionInfo],
+        positions: &Loaded,
+        schema: &iceberg::spec::SchemaRef,
+        writer: &mut DataWriter,
+    ) -> Result<Found, Error> {
+        let inner = &*self.inner;
+        let arrow = data::arrow_schema(schema)?;
+        let mut found = Found::default();
+        for partition in ready {
+            let start = positions.get(&partition.id);
+            let mut next = start;
+            loop {
+                if found.rows as usize >= inner.settings.seal_rows
+                    || found.bytes >= inner.settings.seal_bytes
+                {
+                    found.more = true;
+                    break;
+                }
+                let read = inner
+                    .source
+                    .read(&partition.id, next, limits::READ_RECORDS, limits::READ_BYTES)
+                    .await?;
+                let Some(first) = read.records.first() else {
+                    found.drained.push((partition.id, read.extent.tail, next > start));
+                    break;
+                };
+                if first.offset > next {
+                    let (from, to) = (next, first.offset);
+                    tracing::warn!(stream, partition = partition.name, from, to, "records were gone before they were sealed");
+                    found.lost += to - from;
+                }
+                let rows = shape.rows(&arrow, &partition.name, &read.records)?;
+                let taken = rows.batch.num_rows();
+                writer.write(&rows.batch).await?;
+                found.rows += taken as u64;
+                found.bytes += read.records.iter().map(|r| r.payload.len()).sum::<usize>();
+                if taken > 0 {
+                    next = read.records[taken - 1].offset + 1;
+                }
+                if let Some(unfit) = rows.unfit {
+                    let (offset, error) = (unfit.offset, unfit.error);
+                    found.unfit = Some(UnfitRecord {
+                        stream: stream.to_owned(),
+                        partition: partition.name.clone(),
+                        offset,
+                        error,
+                    });
+                    break;
+                }
+                if next >= read.extent.tail {
+                    found.drained.push((partition.id, read.extent.tail, true));
+                    break;
+                }
+            }
+            if next > start {
+                found.moved.insert(partition.id, next);
+            }
+            if found.more {
+                break;
+            }
+        }
+        Ok(found)
+    }
+
+    /// Writes the snapshot and makes it count.
+    #[allow(clippy::too_many_arguments)] // one call, and each of them is a thing of its own
+    async fn publish(
+        &self,
+        stream: (&Uuid, &str),
+        files: &Files,
+        head: Head,
+        base: Base,
+        positions: Loaded,
+        data: Vec<iceberg::spec::DataFile>,
+        found: &Found,
+    ) -> Result<Appended, Error> {
+        let inner = &*self.inner;
+        let commit_id = inner.env.token();
+        // A stream that was deleted and made again goes on where the old table's hint is: a hint never goes back.
+        let last = if head.version == 0 { files.hint_version().await? } else { head.version };
+        let version = last + 1;
+        let append = Append { commit_id: &commit_id, files: data, moved: &found.moved, version };
+        let appended = base.append(files, &inner.env, append).await?;
+
+        let (positions, blob) = positions.moved(&found.moved, &head::owner(stream.0), &inner.env);
+        let before = head.commit.clone();
+        let after = Head {
+            version,
+            stem: Some(appended.stem.clone()),
+            snapshot: appended.snapshot_id,
+            rows: head.rows + found.rows,
+            sealed_us: inner.env.now_us(),
+            positions,
+            ..head
+        };
+        let store = &*inner.store;
+        match head::flip(store, &inner.env, stream, &before, &commit_id, &after, blob).await? {
+            Flipped::Done => Ok(appended),
+            Flipped::Other(current) => {
+                // Ours may have landed, its reply lost, and another on top of it.
+                let current = current.map(|item| Head::from_item(&item)).transpose()?;
+                if let Some(stem) = current.and_then(|head| head.stem) {
+                    let metadata = snapshot::load_metadata(files, &stem).await?;
+                    if snapshot::has_commit(&metadata, &commit_id) {
+                        return Ok(appended);
+                    }
+                }
+                Err(Error::Conflict(stream.1.to_owned()))
+            }
+        }
+    }
+}

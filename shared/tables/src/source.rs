@@ -1,0 +1,89 @@
+//! Where a sealer's records come from: the few things that a table needs of a stream.
+
+use async_trait::async_trait;
+use futures_util::{StreamExt, TryStreamExt};
+use tidewheel_engine::{Configure, Engine, Error as EngineError, Extent, PartitionId, PartitionInfo, Read, Uuid};
+
+use crate::Error;
+
+/// The group that stands for a stream's table in the wake-up index.
+pub const TABLE_GROUP: &str = "__table__";
+
+/// Partitions whose names are looked up at once.
+const LOOKUPS: usize = 16;
+
+/// Streams as a sealer sees them.
+#[async_trait]
+pub trait Source: Send + Sync + 'static {
+    /// The id of a stream, if it exists.
+    async fn id(&self, stream: &str) -> Result<Option<Uuid>, Error>;
+    /// Makes a stream, unless it exists, and answers its id.
+    async fn create(&self, stream: &str) -> Result<Uuid, Error>;
+    /// Names of streams, in order, after one.
+    async fn streams(&self, after: Option<&str>, limit: usize) -> Result<Vec<String>, Error>;
+    /// Partitions that may have records which the table does not have.
+    async fn ready(&self, stream: &str, limit: usize) -> Result<Vec<PartitionInfo>, Error>;
+    /// Says that the table has everything below `tail`; if that is the end, the partition is no longer ready.
+    async fn settle(&self, stream: &str, partition: &PartitionId, tail: u64) -> Result<bool, Error>;
+    /// Reads records from an offset on.
+    async fn read(
+        &self,
+        partition: &PartitionId,
+        from: u64,
+        records: usize,
+        bytes: usize,
+    ) -> Result<Read, Error>;
+    /// How far a partition reaches.
+    async fn extent(&self, partition: &PartitionId) -> Result<Option<Extent>, Error>;
+}
+
+#[async_trait]
+impl Source for Engine {
+    async fn id(&self, stream: &str) -> Result<Option<Uuid>, Error> {
+        Ok(Engine::stream(self, stream).await?.map(|s| s.id))
+    }
+
+    async fn create(&self, stream: &str) -> Result<Uuid, Error> {
+        if let Some(info) = Engine::stream(self, stream).await? {
+            return Ok(info.id);
+        }
+        Ok(self.configure(stream, Configure::default()).await?.id)
+    }
+
+    async fn streams(&self, after: Option<&str>, limit: usize) -> Result<Vec<String>, Error> {
+        Ok(Engine::streams(self, after, limit).await?)
+    }
+
+    async fn ready(&self, stream: &str, limit: usize) -> Result<Vec<PartitionInfo>, Error> {
+        let ids = Engine::ready(self, stream, TABLE_GROUP, limit).await?;
+        let names = ids.into_iter().map(|id| async move {
+            match self.partition(&id).await {
+                Ok(Some(info)) => Ok(info),
+                Ok(None) => Err(Error::partition(&id)),
+                Err(e) => Err(e.into()),
+            }
+        });
+        futures_util::stream::iter(names).buffered(LOOKUPS).try_collect().await
+    }
+
+    async fn settle(&self, stream: &str, partition: &PartitionId, tail: u64) -> Result<bool, Error> {
+        Ok(Engine::settle(self, stream, TABLE_GROUP, partition, tail).await?)
+    }
+
+    async fn read(
+        &self,
+        partition: &PartitionId,
+        from: u64,
+        records: usize,
+        bytes: usize,
+    ) -> Result<Read, Error> {
+        match Engine::read(self, partition, from, records, bytes).await {
+            Err(EngineError::PartitionNotFound) => Err(Error::partition(partition)),
+            other => Ok(other?),
+        }
+    }
+
+    async fn extent(&self, partition: &PartitionId) -> Result<Option<Extent>, Error> {
+        Ok(Engine::extent(self, partition).await?)
+    }
+}

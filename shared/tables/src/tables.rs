@@ -1,0 +1,264 @@
+//! The tables of all streams: declaring a schema, finding a table, and how fresh it is.
+
+use std::{collections::HashMap, sync::Arc};
+
+use object_store::{ObjectStore, path::Path};
+use parking_lot::Mutex;
+use tidewheel_engine::{Engine, Uuid};
+use tidewheel_store::{Blob, Env, Store};
+
+use crate::{
+    Error, Schema,
+    directory::Directory,
+    files::Files,
+    head::{self, Declared, Flipped, Head},
+    limits,
+    shape::Shape,
+    source::Source,
+};
+
+/// Settings of tables.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Rows that one seal takes at most, about.
+    pub seal_rows: usize,
+    /// Payload bytes that one seal takes at most, about.
+    pub seal_bytes: usize,
+    /// Bytes at which a data file is full, about.
+    pub file_bytes: usize,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self { seal_rows: 2_000_000, seal_bytes: 1 << 30, file_bytes: limits::FILE_BYTES }
+    }
+}
+
+/// Where a table is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Location {
+    /// The table's location: what `iceberg_scan` of DuckDB takes.
+    pub uri: String,
+    /// The metadata file that counts: what PyIceberg and Polars take. `None` before the first seal.
+    pub metadata: Option<String>,
+    /// The version of the metadata; 0 before the first seal.
+    pub version: u64,
+}
+
+/// How fresh a table is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Freshness {
+    /// Rows in the table.
+    pub rows: u64,
+    /// When the last snapshot was committed, µs; `None` before the first.
+    pub sealed_us: Option<i64>,
+    /// Records in the log that the table does not have yet: the translation lag.
+    pub behind: u64,
+    /// Partitions that have such records.
+    pub partitions_behind: usize,
+    /// False if there were more partitions to look at than one call looks at; then the two numbers are a lower bound.
+    pub complete: bool,
+}
+
+/// The tables of all streams. Cheap to clone.
+#[derive(Clone)]
+pub struct Tables {
+    pub(crate) inner: Arc<Inner>,
+}
+
+pub(crate) struct Inner {
+    pub(crate) source: Arc<dyn Source>,
+    pub(crate) store: Arc<dyn Store>,
+    pub(crate) env: Env,
+    objects: Arc<dyn ObjectStore>,
+    root: Path,
+    root_uri: String,
+    pub(crate) settings: Settings,
+    /// One seal of a table at a time in this process.
+    sealing: Mutex<HashMap<Uuid, Arc<tokio::sync::Mutex<()>>>>,
+    /// Declared schemas do not change, so what was read once stays true.
+    schemas: Mutex<HashMap<Uuid, Arc<Schema>>>,
+    /// Where the next [`Tables::seal_all`] goes on.
+    pub(crate) resume: Mutex<Option<String>>,
+}
+
+impl Tables {
+    /// Tables of an engine's streams, as files of `objects` under `root`. Readers see the same place as `root_uri`:
+    /// `file:///data` for a local file system rooted at `/data`, or `s3://bucket/prefix`.
+    pub fn new(
+        engine: &Engine,
+        objects: Arc<dyn ObjectStore>,
+        root: Path,
+        root_uri: &str,
+        settings: Settings,
+    ) -> Self {
+        let source = Arc::new(engine.clone());
+        let (store, env) = (engine.store().clone(), engine.env().clone());
+        Self::with_source(source, store, env, objects, root, root_uri, settings)
+    }
+
+    /// Tables of any source of records; heads are kept in `store`.
+    pub fn with_source(
+        source: Arc<dyn Source>,
+        store: Arc<dyn Store>,
+        env: Env,
+        objects: Arc<dyn ObjectStore>,
+        root: Path,
+        root_uri: &str,
+        settings: Settings,
+    ) -> Self {
+        let inner = Inner {
+            source,
+            store,
+            env,
+            objects,
+            root,
+            root_uri: root_uri.to_owned(),
+            settings,
+            sealing: Mutex::default(),
+            schemas: Mutex::default(),
+            resume: Mutex::default(),
+        };
+        Self { inner: Arc::new(inner) }
+    }
+
+    /// Declares the schema of a stream, which is made if it does not exist. Declaring the same again does nothing.
+    ///
+    /// # Errors
+    /// [`Error::Schema`]; [`Error::SchemaDiffers`] and [`Error::TableExists`] if it is too late;
+    /// [`Error::Conflict`] if somebody else writes the table's head at the same time.
+    pub async fn declare(&self, stream: &str, schema: &str) -> Result<Arc<Schema>, Error> {
+        let inner = &*self.inner;
+        let schema = Arc::new(Schema::compile(schema)?);
+        let id = inner.source.create(stream).await?;
+        let head = self.head(&id, stream).await?;
+        if let Shape::Declared(declared) = self.shape(&id, stream, &head).await? {
+            return if declared.columns() == schema.columns() {
+                Ok(declared)
+            } else {
+                Err(Error::SchemaDiffers(stream.to_owned()))
+            };
+        }
+        if head.version > 0 {
+            return Err(Error::TableExists(stream.to_owned()));
+        }
+        let text = schema.to_text();
+        let (declared, blob) = if text.len() <= limits::HEAD_SCHEMA_BYTES {
+            (Declared::Inline(text), None)
+        } else {
+            let blob = Blob::fresh(head::owner(&id), text.into_bytes(), &inner.env);
+            (Declared::Blob(blob.name.id.clone()), Some(blob))
+        };
+        let commit_id = inner.env.token();
+        let before = head.commit.clone();
+        let after = Head { schema: Some(declared), ..head };
+        let of = (&id, stream);
+        match head::flip(&*inner.store, &inner.env, of, &before, &commit_id, &after, blob).await? {
+            Flipped::Done => Ok(schema),
+            Flipped::Other(_) => Err(Error::Conflict(stream.to_owned())),
+        }
+    }
+
+    /// The schema that a stream has declared, if it has. Rows are checked against it before they are accepted.
+    ///
+    /// # Errors
+    /// [`Error::StreamNotFound`], or the store's.
+    pub async fn schema(&self, stream: &str) -> Result<Option<Arc<Schema>>, Error> {
+        let id = self.id(stream).await?;
+        if let Some(schema) = self.inner.schemas.lock().get(&id) {
+            return Ok(Some(schema.clone()));
+        }
+        let head = self.head(&id, stream).await?;
+        match self.shape(&id, stream, &head).await? {
+            Shape::Envelope => Ok(None),
+            Shape::Declared(schema) => Ok(Some(schema)),
+        }
+    }
+
+    /// Where a stream's table is, or will be.
+    ///
+    /// # Errors
+    /// [`Error::StreamNotFound`], or the store's.
+    pub async fn location(&self, stream: &str) -> Result<Location, Error> {
+        let head = self.head(&self.id(stream).await?, stream).await?;
+        let files = self.files(&head);
+        let metadata = head.stem.as_deref().map(crate::directory::metadata_file);
+        Ok(Location {
+            uri: files.directory.uri().to_owned(),
+            metadata: metadata.map(|file| files.directory.uri_of(&file)),
+            version: head.version,
+        })
+    }
+
+    /// How fresh a stream's table is. Costs one read for each partition that is behind.
+    ///
+    /// # Errors
+    /// [`Error::StreamNotFound`], or the store's.
+    pub async fn freshness(&self, stream: &str) -> Result<Freshness, Error> {
+        let inner = &*self.inner;
+        let id = self.id(stream).await?;
+        let head = self.head(&id, stream).await?;
+        let ready = inner.source.ready(stream, limits::FRESHNESS_PARTITIONS).await?;
+        let mut freshness = Freshness {
+            rows: head.rows,
+            sealed_us: (head.version > 0).then_some(head.sealed_us),
+            complete: ready.len() < limits::FRESHNESS_PARTITIONS,
+            ..Freshness::default()
+        };
+        let positions = head.positions.load(&*inner.store, &head::owner(&id)).await?;
+        for partition in ready {
+            let Some(extent) = inner.source.extent(&partition.id).await? else { continue };
+            let from = positions.get(&partition.id).max(extent.floor);
+            if extent.tail > from {
+                freshness.behind += extent.tail - from;
+                freshness.partitions_behind += 1;
+            }
+        }
+        Ok(freshness)
+    }
+
+    pub(crate) async fn id(&self, stream: &str) -> Result<Uuid, Error> {
+        let id = self.inner.source.id(stream).await?;
+        id.ok_or_else(|| Error::StreamNotFound(stream.to_owned()))
+    }
+
+    pub(crate) async fn head(&self, id: &Uuid, stream: &str) -> Result<Head, Error> {
+        Head::load(&*self.inner.store, id, stream, &self.inner.env).await
+    }
+
+    pub(crate) fn files(&self, head: &Head) -> Files {
+        let inner = &*self.inner;
+        let directory = Directory::new(&inner.root, &inner.root_uri, &head.directory);
+        Files::new(inner.objects.clone(), directory)
+    }
+
+    pub(crate) async fn shape(&self, id: &Uuid, stream: &str, head: &Head) -> Result<Shape, Error> {
+        if head.schema.is_none() {
+            return Ok(Shape::Envelope);
+        }
+        if let Some(schema) = self.inner.schemas.lock().get(id) {
+            return Ok(Shape::Declared(schema.clone()));
+        }
+        let Some(text) = head.schema_text(&*self.inner.store, id).await? else {
+            return Ok(Shape::Envelope);
+        };
+        let schema = Schema::compile(&text)
+            .map_err(|e| Error::Corrupt(format!("the schema of stream `{stream}`: {e}")))?;
+        let schema = Arc::new(schema);
+        let mut schemas = self.inner.schemas.lock();
+        if schemas.len() >= limits::SCHEMAS {
+            schemas.clear();
+        }
+        schemas.insert(*id, schema.clone());
+        Ok(Shape::Declared(schema))
+    }
+
+    pub(crate) fn sealing(&self, id: &Uuid) -> Arc<tokio::sync::Mutex<()>> {
+        let mut sealing = self.inner.sealing.lock();
+        // Forget the ones that nobody holds, now and then.
+        if sealing.len() >= limits::SCHEMAS {
+            sealing.retain(|_, lock| Arc::strong_count(lock) > 1);
+        }
+        sealing.entry(*id).or_default().clone()
+    }
+}
