@@ -2,7 +2,7 @@
 //! refused here: bytes that are no UTF-8, half a surrogate pair in an escape, nesting too deep for the clients that
 //! will read the payload again. None of it costs more than one pass over the bytes.
 
-use std::borrow::Cow;
+use std::{borrow::Cow, sync::atomic::Ordering::Relaxed};
 
 use axum::{
     extract::{FromRequest, FromRequestParts, Path, Request},
@@ -26,8 +26,39 @@ const DISCARD_BYTES: usize = 64 * 1024 * 1024;
 /// Bytes reserved on the word of a `Content-Length`; more is reserved as it comes.
 const RESERVE_BYTES: usize = 1024 * 1024;
 
-/// The body of a request, within the limit.
-pub(crate) struct Body(pub(crate) Bytes);
+/// The body of a request, within the limit. What it holds of the memory for all bodies ends with it.
+pub(crate) struct Body {
+    bytes: Bytes,
+    _held: Held,
+}
+
+/// A part of the memory for all bodies.
+struct Held {
+    api: Api,
+    bytes: usize,
+}
+
+impl Held {
+    fn nothing(api: &Api) -> Self {
+        Self { api: api.clone(), bytes: 0 }
+    }
+
+    fn more(&mut self, bytes: usize) -> Result<(), Failure> {
+        let limit = self.api.settings().max_in_flight_bytes;
+        let before = self.api.body_bytes().fetch_add(bytes, Relaxed);
+        self.bytes += bytes;
+        if before.saturating_add(bytes) > limit {
+            return Err(Failure::too_many_bytes(limit));
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.api.body_bytes().fetch_sub(self.bytes, Relaxed);
+    }
+}
 
 impl FromRequest<Api> for Body {
     type Rejection = Failure;
@@ -45,21 +76,23 @@ impl FromRequest<Api> for Body {
             return Err(Failure::too_large(limit));
         }
         let mut chunks = request.into_body().into_data_stream();
+        let mut held = Held::nothing(api);
         let mut body = BytesMut::new();
         let mut read = 0usize;
         while let Some(chunk) = chunks.next().await {
             let chunk = chunk.map_err(|_| Failure::bad_request("the body ended early"))?;
             read = read.saturating_add(chunk.len());
             if declared.unwrap_or(read).max(read) > limit {
-                body = BytesMut::new();
+                (body, held) = (BytesMut::new(), Held::nothing(api));
                 if read > limit.saturating_add(DISCARD_BYTES) {
                     break;
                 }
                 continue;
             }
+            held.more(chunk.len())?;
             if body.is_empty() {
                 if declared == Some(chunk.len()) {
-                    return Ok(Self(chunk));
+                    return Ok(Self { bytes: chunk, _held: held });
                 }
                 body.reserve(declared.unwrap_or(0).min(RESERVE_BYTES));
             }
@@ -68,26 +101,33 @@ impl FromRequest<Api> for Body {
         if declared.unwrap_or(read).max(read) > limit {
             return Err(Failure::too_large(limit));
         }
-        Ok(Self(body.freeze()))
+        Ok(Self { bytes: body.freeze(), _held: held })
     }
 }
 
 impl Body {
     /// Parses the body as JSON.
     pub(crate) fn parse<'a, T: Deserialize<'a>>(&'a self) -> Result<T, Failure> {
-        let text = checked(&self.0)?;
-        serde_json::from_str(text).map_err(|e| {
-            Failure::bad_request(match e.classify() {
-                Category::Data => format!("invalid request: {e}"),
-                _ => format!("malformed JSON: {e}"),
-            })
-        })
+        parse(&self.bytes)
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.bytes.is_empty()
     }
 
     /// The bytes of a part of this body, shared with it.
     pub(crate) fn part(&self, raw: &RawValue) -> Bytes {
-        self.0.slice_ref(raw.get().as_bytes())
+        self.bytes.slice_ref(raw.get().as_bytes())
     }
+}
+
+fn parse<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T, Failure> {
+    serde_json::from_str(checked(body)?).map_err(|e| {
+        Failure::bad_request(match e.classify() {
+            Category::Data => format!("invalid request: {e}"),
+            _ => format!("malformed JSON: {e}"),
+        })
+    })
 }
 
 /// The body as text that a JSON parser may see.
@@ -282,18 +322,17 @@ mod tests {
             #[serde(borrow, default, deserialize_with = "present")]
             payload: Option<&'a RawValue>,
         }
-        let body = Body(Bytes::from_static(
-            br#"{"name":"a\u0062","payload": {"z":1.0, "a":123456789012345678901234567890} }"#,
-        ));
-        let item: Item<'_> = body.parse().unwrap();
+        let body =
+            br#"{"name":"a\u0062","payload": {"z":1.0, "a":123456789012345678901234567890} }"#;
+        let item: Item<'_> = parse(body).unwrap();
         assert_eq!(&*item.name, "ab");
-        let payload = body.part(item.payload.unwrap());
-        assert_eq!(&payload[..], br#"{"z":1.0, "a":123456789012345678901234567890}"#);
-        assert_eq!(payload.as_ptr(), body.0[29..].as_ptr(), "no copy");
+        let payload = item.payload.unwrap().get();
+        assert_eq!(payload, r#"{"z":1.0, "a":123456789012345678901234567890}"#);
+        assert!(body.as_ptr_range().contains(&payload.as_ptr()), "no copy");
 
-        let body = Body(Bytes::from_static(br#"{"name":"b","payload":null}"#));
-        assert_eq!(body.parse::<Item<'_>>().unwrap().payload.unwrap().get(), "null");
-        let body = Body(Bytes::from_static(br#"{"name":"b"}"#));
-        assert!(body.parse::<Item<'_>>().unwrap().payload.is_none());
+        let item: Item<'_> = parse(br#"{"name":"b","payload":null}"#).unwrap();
+        assert_eq!(item.payload.unwrap().get(), "null");
+        let item: Item<'_> = parse(br#"{"name":"b"}"#).unwrap();
+        assert!(item.payload.is_none());
     }
 }

@@ -48,6 +48,15 @@ impl Failure {
         }
     }
 
+    /// 503: other requests' bodies fill the memory set aside for them.
+    pub(crate) fn too_many_bytes(limit: usize) -> Self {
+        Self {
+            status: StatusCode::SERVICE_UNAVAILABLE,
+            code: Some("busy"),
+            text: format!("requests being served hold the limit of {limit} bytes; try again"),
+        }
+    }
+
     /// 400: this server does not have what the request asks for.
     pub(crate) fn unsupported(text: impl Into<String>) -> Self {
         Self { status: StatusCode::BAD_REQUEST, code: Some("unsupported"), text: text.into() }

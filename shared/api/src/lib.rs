@@ -32,7 +32,7 @@ mod query;
 mod streams;
 mod time;
 
-use std::sync::Arc;
+use std::sync::{Arc, atomic::AtomicUsize};
 
 use axum::{Router, middleware, routing::get};
 use tidewheel_engine::Engine;
@@ -43,6 +43,9 @@ use crate::metrics::HttpMetrics;
 /// Bytes of a request's body unless [`Settings::max_body_bytes`] says otherwise.
 pub const MAX_BODY_BYTES: usize = 64 * 1024 * 1024;
 
+/// Bytes of all bodies that are being served, unless [`Settings::max_in_flight_bytes`] says otherwise.
+pub const MAX_IN_FLIGHT_BYTES: usize = 1024 * 1024 * 1024;
+
 /// Settings of the HTTP API.
 #[derive(Clone, Debug)]
 pub struct Settings {
@@ -50,11 +53,18 @@ pub struct Settings {
     pub version: String,
     /// Bytes of a request's body; more is refused with 413 before any of it is parsed.
     pub max_body_bytes: usize,
+    /// Bytes of all bodies that are being served at one time. A request that would exceed it is answered 503, so that
+    /// many large bodies at once cost their senders a repetition and not the process its memory.
+    pub max_in_flight_bytes: usize,
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { version: env!("CARGO_PKG_VERSION").to_owned(), max_body_bytes: MAX_BODY_BYTES }
+        Self {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            max_body_bytes: MAX_BODY_BYTES,
+            max_in_flight_bytes: MAX_IN_FLIGHT_BYTES,
+        }
     }
 }
 
@@ -69,6 +79,7 @@ struct Shared {
     settings: Settings,
     http: HttpMetrics,
     draining: watch::Sender<bool>,
+    body_bytes: AtomicUsize,
     started_us: i64,
 }
 
@@ -82,6 +93,7 @@ impl Api {
                 settings,
                 http: HttpMetrics::default(),
                 draining: watch::Sender::new(false),
+                body_bytes: AtomicUsize::new(0),
                 started_us,
             }),
         }
@@ -108,6 +120,11 @@ impl Api {
 
     pub(crate) fn http(&self) -> &HttpMetrics {
         &self.shared.http
+    }
+
+    /// Bytes of all bodies that are being served.
+    pub(crate) fn body_bytes(&self) -> &AtomicUsize {
+        &self.shared.body_bytes
     }
 
     pub(crate) fn now_us(&self) -> i64 {

@@ -66,11 +66,8 @@ pub(crate) async fn seek_partition(
     Segments((group, queue, partition)): Segments<(String, String, String)>,
     body: Body,
 ) -> Result<Response, Failure> {
-    let seek = if body.0.is_empty() {
-        Seek { to_end: Some(true), timestamp: None }
-    } else {
-        body.parse()?
-    };
+    let seek =
+        if body.is_empty() { Seek { to_end: Some(true), timestamp: None } } else { body.parse()? };
     sought(&api, &group, &queue, Some(&partition), seek).await
 }
 
