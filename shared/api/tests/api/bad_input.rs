@@ -1,0 +1,322 @@
+//! Bad input costs its sender a clear error and nobody else anything: the right status, a text that names what and
+//! where, and a store that is what it was.
+
+use axum::{
+    body::Body,
+    http::{Method, Request, StatusCode},
+};
+use serde_json::{Value, json};
+use tidewheel_api::Settings;
+use tidewheel_store::faulty::Plan;
+
+use crate::support::Server;
+
+/// Routes that take a body which must be a request.
+const STRICT: [&str; 8] = [
+    "/api/v1/configure",
+    "/api/v1/push",
+    "/api/v1/ack",
+    "/api/v1/ack/batch",
+    "/api/v1/transaction",
+    "/streams/v1/queries",
+    "/streams/v1/state/get",
+    "/streams/v1/cycle",
+];
+
+/// A server that has something to lose.
+async fn server() -> Server {
+    let server = Server::with(Settings { max_body_bytes: 64 * 1024, ..Settings::default() });
+    server.push("q", "p", [json!({"n": 1})]).await;
+    server.pop("q", "g", 1).await;
+    server.register("n", "q").await;
+    server
+}
+
+#[tokio::test(start_paused = true)]
+async fn malformed_json() {
+    let server = server().await;
+    let before = server.stored();
+    for path in STRICT {
+        for bad in [
+            "",
+            " \n",
+            "{",
+            "nope",
+            "{\"a\":1,}",
+            "[1 2]",
+            "{} {}",
+            "{\"items\":[{\"payload\":01}]}",
+        ] {
+            let error = server.send(Method::POST, path, bad).await.error(400);
+            assert!(error.starts_with("malformed JSON: "), "{path} {bad:?}: {error}");
+        }
+        let error = server.send(Method::POST, path, "QPB1\u{0}\u{1}").await.error(400);
+        assert!(error.contains("binary"), "{error}");
+    }
+    let error = server.send(Method::POST, "/api/v1/push", "{\"items\":\n[{]}").await.error(400);
+    assert!(error.contains("line 2 column 3"), "it says where: {error}");
+    assert_eq!(server.stored(), before);
+}
+
+#[tokio::test(start_paused = true)]
+async fn wrong_types_and_missing_fields() {
+    let server = server().await;
+    let before = server.stored();
+    for (path, bad, word) in [
+        ("/api/v1/configure", json!([]), "a map"),
+        ("/api/v1/configure", json!({"options": {}}), "queue"),
+        ("/api/v1/configure", json!({"queue": 5}), "queue"),
+        ("/api/v1/configure", json!({"queue": "q", "options": {"leaseTime": "long"}}), "leaseTime"),
+        ("/api/v1/configure", json!({"queue": "q", "options": {"retryLimit": 1.5}}), "retryLimit"),
+        ("/api/v1/configure", json!({"queue": "q", "mode": "upsert"}), "mode"),
+        ("/api/v1/push", json!({}), "items"),
+        ("/api/v1/push", json!({"items": {}}), "sequence"),
+        ("/api/v1/push", json!({"items": [{"payload": 1}]}), "queue"),
+        ("/api/v1/push", json!({"items": [{"queue": null, "payload": 1}]}), "string"),
+        ("/api/v1/push", json!({"items": [{"queue": "q"}]}), "items[0]: `payload` is missing"),
+        (
+            "/api/v1/push",
+            json!({"items": [{"queue": "q", "payload": 1}, {"queue": "q", "data": 1}]}),
+            "items[1]",
+        ),
+        (
+            "/api/v1/push",
+            json!({"items": [{"queue": "q", "payload": 1, "transactionId": 7}]}),
+            "`7`",
+        ),
+        (
+            "/api/v1/push",
+            json!({"items": [{"queue": "q", "payload": 1, "partition": ["p"]}]}),
+            "string",
+        ),
+        ("/api/v1/ack", json!({"partitionId": "x"}), "transactionId"),
+        ("/api/v1/ack", json!({"transactionId": "x"}), "partitionId"),
+        (
+            "/api/v1/ack",
+            json!({"transactionId": "x", "partitionId": "y", "status": true}),
+            "string",
+        ),
+        ("/api/v1/ack/batch", json!([]), "acknowledgments"),
+        ("/api/v1/ack/batch", json!({}), "acknowledgments"),
+        ("/api/v1/ack/batch", json!({"acknowledgments": [{}]}), "transactionId"),
+        ("/streams/v1/queries", json!({"name": 1}), "string"),
+        ("/streams/v1/queries", json!({"name": "n", "reset": "yes"}), "boolean"),
+        (
+            "/streams/v1/state/get",
+            json!({"query_id": "x", "partition_id": "y", "keys": "k"}),
+            "sequence",
+        ),
+        (
+            "/streams/v1/cycle",
+            json!({"query_id": "x", "partition_id": "y", "state_ops": 5}),
+            "sequence",
+        ),
+        (
+            "/streams/v1/cycle",
+            json!({"query_id": "x", "partition_id": "y", "ack": {"count": "1"}}),
+            "i64",
+        ),
+        ("/api/v1/consumer-groups/g/queues/q/seek", json!({"toEnd": "yes"}), "boolean"),
+    ] {
+        let error = server.post(path, bad.clone()).await.error(400);
+        assert!(error.contains(word), "{path} {bad}: {error}");
+    }
+    for path in [
+        "/api/v1/pop/queue/q?batch=many",
+        "/api/v1/pop/queue/q?partitions=1.5",
+        "/api/v1/pop/queue/q?wait=true&timeout=soon",
+        "/api/v1/pop/queue/q?leaseSeconds=99999999999999999999",
+        "/api/v1/pop/queue/q?consumerGroup=g&subscriptionFrom=yesterday",
+        "/api/v1/pop/queue/q?consumerGroup=%ff",
+        "/api/v1/pop/queue/%ff",
+        "/api/v1/dlq?queue=q&limit=all",
+    ] {
+        server.get(path).await.error(400);
+    }
+    assert_eq!(server.stored(), before);
+}
+
+#[tokio::test(start_paused = true)]
+async fn oversize_body() {
+    let server = server().await;
+    let before = server.stored();
+    let long = "x".repeat(64 * 1024);
+    for path in STRICT.into_iter().chain(["/api/v1/lease/x/extend"]) {
+        // Not even JSON: the limit comes first.
+        let error = server.send(Method::POST, path, long.clone() + "x").await.error(413);
+        assert!(error.contains("65536 bytes"), "{path}: {error}");
+        // The same in chunks, of a length that nobody declared.
+        let chunks = (0..80).map(|_| Ok::<_, std::io::Error>("y".repeat(1024)));
+        let body = Body::from_stream(futures_util::stream::iter(chunks));
+        server.send(Method::POST, path, body).await.error(413);
+        // Declared, and the client waits for a word before it sends.
+        let request = Request::post(path)
+            .header("content-length", "1000000")
+            .header("expect", "100-continue")
+            .body(
+                Body::from_stream(futures_util::stream::pending::<Result<&str, std::io::Error>>()),
+            )
+            .unwrap();
+        server.request(request).await.error(413);
+    }
+    assert_eq!(server.send(Method::POST, "/api/v1/push", long).await.status, 400, "the limit fits");
+    assert_eq!(server.stored(), before);
+}
+
+#[tokio::test(start_paused = true)]
+async fn too_many_bytes_at_once() {
+    let server = Server::with(Settings { max_in_flight_bytes: 1000, ..Settings::default() });
+    let body = json!({"items": [{"queue": "q", "payload": "x".repeat(1000)}]});
+    let answer = server.post("/api/v1/push", body).await;
+    assert_eq!(answer.headers["retry-after"], "1");
+    assert!(answer.error(503).contains("1000 bytes"));
+    let body = json!({"items": [{"queue": "q", "payload": "x".repeat(900)}]});
+    for _ in 0..3 {
+        server.post("/api/v1/push", body.clone()).await.with(201);
+    }
+}
+
+/// S36.
+#[tokio::test(start_paused = true)]
+async fn text_that_is_none() {
+    let server = server().await;
+    let before = server.stored();
+    for path in STRICT {
+        let error = server.send(Method::POST, path, &b"{\"queue\":\"\xff\"}"[..]).await.error(400);
+        assert!(error.contains("not UTF-8 at byte 10"), "{path}: {error}");
+        for bad in [r#"{"queue":"\ud800"}"#, r#"{"x":{"y":["\udc00"]}}"#] {
+            let error = server.send(Method::POST, path, bad).await.error(400);
+            assert!(error.contains("surrogate"), "{path} {bad}: {error}");
+        }
+    }
+    let hidden = r#"{"items":[{"queue":"q","payload":{"deep":["ok","\ud83d"]}}]}"#;
+    server.send(Method::POST, "/api/v1/push", hidden).await.error(400);
+    assert_eq!(server.stored(), before);
+    let whole = r#"{"items":[{"queue":"q","payload":{"deep":["ok","\ud83d\ude00"]}}]}"#;
+    server.send(Method::POST, "/api/v1/push", whole).await.with(201);
+}
+
+#[tokio::test(start_paused = true)]
+async fn nesting_without_end() {
+    let server = Server::new();
+    for path in STRICT {
+        for bad in ["[".repeat(1 << 20), "{\"a\":".repeat(1 << 18)] {
+            let error = server.send(Method::POST, path, bad).await.error(400);
+            assert!(error.contains("127 levels"), "{error}");
+        }
+    }
+    let nested = |n: usize| {
+        let payload = format!("{}{}", "[".repeat(n), "]".repeat(n));
+        format!(r#"{{"items":[{{"queue":"q","payload":{payload}}}]}}"#)
+    };
+    server.send(Method::POST, "/api/v1/push", nested(125)).await.error(400);
+    server.send(Method::POST, "/api/v1/push", nested(124)).await.with(201);
+    // What was accepted can be read by a parser of the usual depth.
+    assert_eq!(server.pop("q", "g", 1).await.len(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn names_out_of_bounds() {
+    let server = server().await;
+    let long = "n".repeat(tidewheel_engine::limits::NAME_BYTES + 1);
+    let before = server.stored();
+    let limit = tidewheel_engine::limits::NAME_BYTES.to_string();
+    let error = server.post("/api/v1/configure", json!({"queue": long})).await.error(400);
+    assert!(error.contains(&limit), "{error}");
+    let request = json!({"items": [{"queue": long, "payload": 1}, {"queue": "q", "partition": long, "payload": 1}]});
+    for result in server.post("/api/v1/push", request).await.with(201).as_array().unwrap() {
+        assert_eq!(result["status"], "failed");
+        assert!(result["error"].as_str().unwrap().contains(&limit), "{result}");
+    }
+    let path = format!("/api/v1/pop/queue/{long}?consumerGroup=g");
+    assert!(server.get(&path).await.error(400).contains(&limit));
+    let path = format!("/api/v1/pop/queue/q?consumerGroup={long}");
+    assert!(server.get(&path).await.error(400).contains(&limit));
+    assert_eq!(server.stored(), before);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_error_does_not_repeat_a_long_input() {
+    let server = server().await;
+    let long = "secret ".repeat(9_000);
+    for (path, bad) in [
+        ("/api/v1/push", json!({"items": long})),
+        ("/api/v1/transaction", json!({"operations": [{"type": long}]})),
+        ("/streams/v1/cycle", json!({"query_id": 1, "partition_id": [long]})),
+        (
+            "/streams/v1/cycle",
+            json!({"query_id": "00000000-0000-4000-8000-000000000000", "partition_id": long,
+            "state_ops": []}),
+        ),
+    ] {
+        let answer = server.post(path, bad).await;
+        assert!(answer.body.len() < 2_000, "{path}: {}", answer.text());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn unknown_routes_and_methods() {
+    let server = server().await;
+    for path in [
+        "/api/v1/kv",
+        "/api/v1/nope",
+        "/api/v2/push",
+        "/streams/v1/x",
+        "/nope",
+        "/api/v1/pop/queue/a/b",
+    ] {
+        for method in [Method::GET, Method::POST, Method::DELETE] {
+            let answer = server.send(method, path, "{}").await.with(404);
+            assert_eq!(answer, json!({"error": "Not Found", "code": "no_such_route"}), "{path}");
+        }
+    }
+    let answer = server.get("/api/v1/push").await;
+    assert_eq!(answer.with(405)["code"], "method_not_allowed");
+    assert!(answer.headers.contains_key("allow"));
+}
+
+/// A store that takes nothing: 503 with a time to come back, and the whole request may be repeated.
+#[tokio::test(start_paused = true)]
+async fn a_store_that_is_down_is_a_503() {
+    let server = server().await;
+    let messages: Vec<Value> = {
+        server.push("q", "other", [json!({"n": 2})]).await;
+        server.pop("q", "g", 1).await
+    };
+    let ack = json!({"transactionId": messages[0]["transactionId"], "partitionId": messages[0]["partitionId"],
+        "leaseId": messages[0]["leaseId"], "consumerGroup": "g"});
+    let query = server.register("n", "q").await;
+    let cycle = json!({"query_id": query, "partition_id": messages[0]["partitionId"], "consumer_group": "g",
+        "state_ops": [{"type": "upsert", "key": "k", "value": 1}],
+        "ack": {"leaseId": messages[0]["leaseId"], "status": "completed", "count": 1}});
+    let requests = [
+        (
+            "/api/v1/push",
+            json!({"items": [{"queue": "q", "payload": 1}, {"queue": "new", "payload": 1}]}),
+        ),
+        ("/api/v1/configure", json!({"queue": "q", "options": {"ttl": 1}})),
+        (
+            "/api/v1/transaction",
+            json!({"operations": [{"type": "push", "items": [{"queue": "q", "payload": 1}]}]}),
+        ),
+        ("/streams/v1/cycle", cycle),
+        ("/api/v1/ack", ack),
+    ];
+    let before = server.store.items();
+    server.faults.set_plan(Plan { refuse: 1.0, refuse_read: 1.0, ..Plan::none() });
+    for (path, request) in &requests {
+        let answer = server.post(path, request.clone()).await;
+        assert_eq!(answer.status, StatusCode::SERVICE_UNAVAILABLE, "{path}: {}", answer.text());
+        assert_eq!(answer.headers["retry-after"], "1");
+        assert!(answer.json()["code"].is_string());
+    }
+    assert_eq!(server.get("/health").await.with(503)["database"], "unavailable");
+    assert_eq!(server.store.items(), before);
+
+    server.faults.set_plan(Plan::none());
+    assert_eq!(server.get("/health").await.with(200)["status"], "healthy");
+    for (path, request) in requests {
+        let status = server.post(path, request).await.status;
+        assert!(status.is_success(), "{path}: {status}");
+    }
+}

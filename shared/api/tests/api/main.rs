@@ -1,0 +1,10 @@
+//! The routes as a client sees them, over an engine on the memory store. Time is simulated: nothing here sleeps for
+//! real or looks at a clock, except where a socket is what is tested.
+
+mod bad_input;
+mod consume;
+mod produce;
+mod service;
+mod streams;
+mod support;
+mod transactions;
