@@ -1,8 +1,8 @@
 //! Reading of requests' bodies. The size is bounded before anything is parsed, and what no parser would refuse is
-//! refused here: bytes that are no UTF-8, half a surrogate pair in an escape, nesting too deep for the clients that
-//! will read the payload again. None of it costs more than one pass over the bytes.
+//! refused here: bytes that are no UTF-8, half a surrogate pair in an escape, and payloads nested too deep for those
+//! who will read them. For the usual body these checks cost next to nothing beside parsing it.
 
-use std::{borrow::Cow, sync::atomic::Ordering::Relaxed};
+use std::{borrow::Cow, marker::PhantomData, sync::atomic::Ordering::Relaxed};
 
 use axum::{
     extract::{FromRequest, FromRequestParts, Path, Request},
@@ -15,9 +15,9 @@ use serde_json::{error::Category, value::RawValue};
 
 use crate::{Api, error::Failure};
 
-/// Levels of arrays and objects in a body. Whoever reads a payload with a common JSON parser must not meet the
-/// parser's own limit, and 128 is the lowest in use.
-pub(crate) const DEPTH: usize = 127;
+/// Levels of arrays and objects in a payload. Whoever reads it with a common JSON parser must not meet the parser's
+/// own limit: the lowest in use allows 127 levels, and an answer puts three around the payload.
+pub(crate) const DEPTH: usize = 124;
 
 /// Bytes of a body beyond the limit that are read and dropped, so that a client that writes everything before it
 /// reads gets the refusal and not a broken connection.
@@ -122,12 +122,43 @@ impl Body {
 }
 
 fn parse<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T, Failure> {
-    serde_json::from_str(checked(body)?).map_err(|e| {
-        Failure::bad_request(match e.classify() {
+    match serde_json::from_str(checked(body)?) {
+        Ok(Object(request)) => Ok(request),
+        Err(e) => Err(Failure::bad_request(match e.classify() {
             Category::Data => format!("invalid request: {e}"),
             _ => format!("malformed JSON: {e}"),
-        })
-    })
+        })),
+    }
+}
+
+/// A value that is written as an object. Left to itself, the parser also takes an array for a structure, field by
+/// field, and a request is too easily misunderstood that way.
+pub(crate) struct Object<T>(pub(crate) T);
+
+impl<T> std::ops::Deref for Object<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.0
+    }
+}
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Visitor<T>(PhantomData<T>);
+        impl<'de, T: Deserialize<'de>> de::Visitor<'de> for Visitor<T> {
+            type Value = T;
+
+            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<A: de::MapAccess<'de>>(self, map: A) -> Result<T, A::Error> {
+                T::deserialize(de::value::MapAccessDeserializer::new(map))
+            }
+        }
+        deserializer.deserialize_map(Visitor(PhantomData)).map(Object)
+    }
 }
 
 /// The body as text that a JSON parser may see.
@@ -141,65 +172,30 @@ fn checked(body: &[u8]) -> Result<&str, Failure> {
     if text.trim_ascii_start().is_empty() {
         return Err(Failure::bad_request("malformed JSON: the body is empty"));
     }
-    scan(text.as_bytes()).map_err(|(what, at)| {
-        Failure::bad_request(match what {
-            Fault::Surrogate => {
-                format!("malformed JSON: half a surrogate pair in an escape at byte {at}")
-            }
-            Fault::Depth => {
-                format!("the JSON is nested deeper than the limit of {DEPTH} levels at byte {at}")
-            }
-        })
-    })?;
+    if let Some(at) = half_a_pair(text.as_bytes()) {
+        return Err(Failure::bad_request(format!(
+            "malformed JSON: half a surrogate pair in an escape at byte {at}"
+        )));
+    }
     Ok(text)
 }
 
-#[derive(Debug, PartialEq)]
-enum Fault {
-    Surrogate,
-    Depth,
-}
-
-/// Looks for what the parser lets pass. A text that is no JSON at all is the parser's to refuse.
-fn scan(json: &[u8]) -> Result<(), (Fault, usize)> {
-    let mut depth = 0usize;
-    let mut i = 0;
-    while let Some(&byte) = json.get(i) {
-        match byte {
-            b'"' => i = scan_string(json, i + 1)?,
-            b'{' | b'[' => {
-                depth += 1;
-                if depth > DEPTH {
-                    return Err((Fault::Depth, i));
-                }
-            }
-            b'}' | b']' => depth = depth.saturating_sub(1),
-            _ => {}
-        }
-        i += 1;
-    }
-    Ok(())
-}
-
-/// Scans the inside of a string that begins at `i`; answers where its closing quote is.
-fn scan_string(json: &[u8], mut i: usize) -> Result<usize, (Fault, usize)> {
-    while let Some(&byte) = json.get(i) {
-        match byte {
-            b'"' => return Ok(i),
-            b'\\' => match escaped_unit(json, i) {
-                Some(0xd800..=0xdbff) => {
-                    if !matches!(escaped_unit(json, i + 6), Some(0xdc00..=0xdfff)) {
-                        return Err((Fault::Surrogate, i));
-                    }
-                    i += 12;
-                }
-                Some(0xdc00..=0xdfff) => return Err((Fault::Surrogate, i)),
-                _ => i += 2,
+/// Where an escape stands for half a surrogate pair, which no text can hold. Backslashes stand in strings only, so a
+/// text without one needs no second look, and a text that is no JSON is the parser's to refuse.
+fn half_a_pair(json: &[u8]) -> Option<usize> {
+    let mut from = 0;
+    while let Some(found) = memchr::memchr(b'\\', json.get(from..)?) {
+        let at = from + found;
+        from = match escaped_unit(json, at) {
+            Some(0xd800..=0xdbff) => match escaped_unit(json, at + 6) {
+                Some(0xdc00..=0xdfff) => at + 12,
+                _ => return Some(at),
             },
-            _ => i += 1,
-        }
+            Some(0xdc00..=0xdfff) => return Some(at),
+            _ => at + 2,
+        };
     }
-    Ok(json.len())
+    None
 }
 
 /// The UTF-16 unit of a `\uXXXX` at `i`, if there is one.
@@ -210,6 +206,38 @@ fn escaped_unit(json: &[u8], i: usize) -> Option<u16> {
     }
     let digits = std::str::from_utf8(&escape[2..]).ok()?;
     digits.bytes().all(|b| b.is_ascii_hexdigit()).then(|| u16::from_str_radix(digits, 16).ok())?
+}
+
+/// True if a JSON value has more than [`DEPTH`] levels.
+fn is_too_deep(json: &[u8]) -> bool {
+    // Most values do not have that many arrays and objects at all.
+    json.iter().filter(|b| matches!(b, b'[' | b'{')).count() > DEPTH && depth(json) > DEPTH
+}
+
+/// The levels of a JSON value.
+fn depth(json: &[u8]) -> usize {
+    let (mut depth, mut deepest) = (0usize, 0usize);
+    let mut bytes = json.iter();
+    while let Some(byte) = bytes.next() {
+        match byte {
+            b'"' => {
+                while let Some(byte) = bytes.next() {
+                    match byte {
+                        b'"' => break,
+                        b'\\' => drop(bytes.next()),
+                        _ => {}
+                    }
+                }
+            }
+            b'{' | b'[' => {
+                depth += 1;
+                deepest = deepest.max(depth);
+            }
+            b'}' | b']' => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+    }
+    deepest
 }
 
 /// A text of a request, borrowed from the body where it has no escapes.
@@ -251,12 +279,17 @@ pub(crate) fn filled<'b>(text: &'b Option<Text<'_>>) -> Option<&'b str> {
     text.as_deref().filter(|t| !t.is_empty())
 }
 
-/// Reads a field of any JSON such that a `null` is there and only an absent one is `None`. For `deserialize_with`,
-/// together with `default`.
+/// Reads a field of any JSON, at most [`DEPTH`] levels, such that a `null` is there and only an absent one is `None`.
+/// For `deserialize_with`, together with `default`.
 pub(crate) fn present<'de: 'a, 'a, D: Deserializer<'de>>(
     deserializer: D,
 ) -> Result<Option<&'a RawValue>, D::Error> {
-    <&RawValue>::deserialize(deserializer).map(Some)
+    let raw = <&RawValue>::deserialize(deserializer)?;
+    if is_too_deep(raw.get().as_bytes()) {
+        let text = format!("a value is nested deeper than the limit of {DEPTH} levels");
+        return Err(de::Error::custom(text));
+    }
+    Ok(Some(raw))
 }
 
 /// Segments of the path, percent-decoded; a `+` is a plus.
@@ -288,29 +321,40 @@ mod tests {
             r#"{"a":["x\\\uDBFF"]}"#,
             r#"{"\udc00":1}"#,
         ] {
-            assert!(matches!(scan(bad.as_bytes()), Err((Fault::Surrogate, _))), "{bad}");
+            assert!(half_a_pair(bad.as_bytes()).is_some(), "{bad}");
         }
         for good in [
+            "",
             r#""\ud83d\ude00""#,
             r#""\\ud800""#,
             r#""\u0041\"\\""#,
             r#""\uzzzz""#,
             r#""\u12"#,
             r#""\"#,
+            "\"\\\u{e9}\"",
         ] {
-            assert_eq!(scan(good.as_bytes()), Ok(()), "{good}");
+            assert_eq!(half_a_pair(good.as_bytes()), None, "{good}");
         }
+        assert_eq!(half_a_pair(br#"["\n\ud800"]"#), Some(4));
     }
 
     #[test]
     fn depth_is_counted_outside_of_strings() {
         let nested = |n: usize| format!("{}1{}", "[".repeat(n), "]".repeat(n));
-        assert_eq!(scan(nested(DEPTH).as_bytes()), Ok(()));
-        assert_eq!(scan(nested(DEPTH + 1).as_bytes()), Err((Fault::Depth, DEPTH)));
-        assert!(serde_json::from_str::<serde_json::Value>(&nested(DEPTH)).is_ok());
-        assert_eq!(scan(format!("\"{}\"", "[\\\"".repeat(1000)).as_bytes()), Ok(()));
-        assert_eq!(scan("[],".repeat(1000).as_bytes()), Ok(()));
-        assert!(scan("[".repeat(1 << 20).as_bytes()).is_err());
+        for (json, levels) in [
+            ("1".to_owned(), 0),
+            (r#"{"a":[1,{"b":[]}],"c":{}}"#.to_owned(), 4),
+            (r#"["[[[[\"[[[[","\\",[]]"#.to_owned(), 2),
+            (nested(1000), 1000),
+            (format!("[{}]", vec!["[]"; 1000].join(",")), 2),
+        ] {
+            assert_eq!(depth(json.as_bytes()), levels, "{json}");
+            assert_eq!(is_too_deep(json.as_bytes()), levels > DEPTH, "{json}");
+        }
+        // An answer puts three levels around a payload, and a reader of the usual depth takes it.
+        let answer = |n: usize| format!("{{\"m\":[{{\"data\":{}}}]}}", nested(n));
+        assert!(serde_json::from_str::<serde_json::Value>(&answer(DEPTH)).is_ok());
+        assert!(serde_json::from_str::<serde_json::Value>(&answer(DEPTH + 1)).is_err());
     }
 
     #[test]

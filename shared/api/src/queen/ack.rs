@@ -10,7 +10,7 @@ use tidewheel_engine::{Ack, Acked};
 use super::verdict;
 use crate::{
     Api,
-    body::{Body, Text, filled},
+    body::{Body, Object, Text, filled},
     error::{Failure, shortened},
     json::Json,
 };
@@ -52,7 +52,7 @@ struct Item<'a> {
 #[serde(rename_all = "camelCase")]
 struct Batch<'a> {
     #[serde(borrow)]
-    acknowledgments: Vec<Item<'a>>,
+    acknowledgments: Vec<Object<Item<'a>>>,
     #[serde(borrow)]
     consumer_group: Option<Text<'a>>,
 }
@@ -61,7 +61,7 @@ pub(crate) async fn single(State(api): State<Api>, body: Body) -> Result<Respons
     let Single { transaction_id, partition_id, status, lease_id, error, consumer_group } =
         body.parse()?;
     let item = Item { transaction_id, partition_id, status, lease_id, error };
-    acknowledge(&api, filled(&consumer_group), &[item]).await
+    acknowledge(&api, filled(&consumer_group), &[Object(item)]).await
 }
 
 pub(crate) async fn batch(State(api): State<Api>, body: Body) -> Result<Response, Failure> {
@@ -72,7 +72,7 @@ pub(crate) async fn batch(State(api): State<Api>, body: Body) -> Result<Response
 async fn acknowledge(
     api: &Api,
     group: Option<&str>,
-    items: &[Item<'_>],
+    items: &[Object<Item<'_>>],
 ) -> Result<Response, Failure> {
     let acks = items
         .iter()

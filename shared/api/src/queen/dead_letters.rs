@@ -1,4 +1,4 @@
-//! `GET /api/v1/dlq`: a queue's dead letters, oldest first.
+//! `GET /api/v1/dlq`: a queue's dead letters, newest first.
 
 use axum::{extract::State, http::StatusCode, response::Response};
 

@@ -15,7 +15,7 @@ use tidewheel_engine::{Error, PushItem, Pushed, Uuid};
 
 use crate::{
     Api,
-    body::{Body, Text, filled, present},
+    body::{Body, Object, Text, filled, present},
     error::{Failure, shortened},
     json::Json,
 };
@@ -29,7 +29,7 @@ const ANSWER_BYTES: usize = 200;
 #[derive(Deserialize)]
 struct Request<'a> {
     #[serde(borrow)]
-    items: Vec<Item<'a>>,
+    items: Vec<Object<Item<'a>>>,
 }
 
 #[derive(Deserialize)]
@@ -74,7 +74,7 @@ pub(crate) async fn push(State(api): State<Api>, body: Body) -> Result<Response,
     answer(&items, &pushed)
 }
 
-fn answer(items: &[Item<'_>], pushed: &[Pushed]) -> Result<Response, Failure> {
+fn answer(items: &[Object<Item<'_>>], pushed: &[Pushed]) -> Result<Response, Failure> {
     let names: usize =
         items.iter().map(|i| i.queue.len() + filled(&i.transaction_id).map_or(0, str::len)).sum();
     if let Some(e) = all_transient(pushed) {

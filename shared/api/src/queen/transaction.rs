@@ -11,7 +11,7 @@ use tidewheel_engine::{Ack, Error, PushItem, RolledBack, TransactionOp, Transact
 use super::verdict;
 use crate::{
     Api,
-    body::{Body, Text, filled, present},
+    body::{Body, Object, Text, filled, present},
     error::{Failure, shortened},
     json::Json,
 };
@@ -20,7 +20,7 @@ use crate::{
 #[serde(rename_all = "camelCase")]
 struct Request<'a> {
     #[serde(borrow)]
-    operations: Vec<Operation<'a>>,
+    operations: Vec<Object<Operation<'a>>>,
     #[serde(borrow)]
     required_leases: Option<Vec<Text<'a>>>,
     #[serde(borrow)]
@@ -38,7 +38,7 @@ struct Operation<'a> {
     #[serde(borrow, rename = "type")]
     kind: Option<Text<'a>>,
     #[serde(borrow)]
-    items: Option<Vec<Item<'a>>>,
+    items: Option<Vec<Object<Item<'a>>>>,
     #[serde(borrow)]
     transaction_id: Option<Text<'a>>,
     #[serde(borrow)]

@@ -14,7 +14,7 @@ use tidewheel_engine::{
 use super::required;
 use crate::{
     Api,
-    body::{Body, Text, filled, present},
+    body::{Body, Object, Text, filled, present},
     error::{Failure, shortened},
     json::Json,
     queen::verdict,
@@ -29,11 +29,11 @@ struct Request<'a> {
     #[serde(borrow)]
     consumer_group: Option<Text<'a>>,
     #[serde(borrow)]
-    state_ops: Option<Vec<Operation<'a>>>,
+    state_ops: Option<Vec<Object<Operation<'a>>>>,
     #[serde(borrow)]
-    push_items: Option<Vec<Item<'a>>>,
+    push_items: Option<Vec<Object<Item<'a>>>>,
     #[serde(borrow)]
-    ack: Option<Acknowledgement<'a>>,
+    ack: Option<Object<Acknowledgement<'a>>>,
     release_lease: Option<bool>,
 }
 

@@ -190,6 +190,7 @@ async fn state_comes_out_byte_for_byte_and_filtered() {
 #[tokio::test(start_paused = true)]
 async fn a_refused_cycle_keeps_nothing() {
     let w = Worker::new().await;
+    w.server.post("/api/v1/configure", json!({"queue": "out"})).await.with(200);
     let before = w.server.stored();
     let good = json!({"type": "upsert", "key": "k", "value": 1});
     let push = json!([{"queue": "out", "payload": 1}]);
