@@ -102,7 +102,9 @@ class PushWithIds(Client):
     async def prepare(self, fill):
         await super().prepare(0)
         prefix = uuid.uuid4().hex[:16]
-        body = push_body(self.queue, self.partition, self.batch, [f"{prefix}{self.MARK}{i:04}" for i in range(self.batch)])
+        body = push_body(
+            self.queue, self.partition, self.batch, [f"{prefix}{self.MARK}{i:04}" for i in range(self.batch)]
+        )
         self.head = post("/api/v1/push", body)[: -len(body)]
         self.pieces = body.split(self.MARK.encode())
         self.count = 0
@@ -126,7 +128,8 @@ class PopAndAck(Client):
         ids = TRANSACTION_ID.findall(body)
         expect(status == 200 and ids, status, body)
         tail = b'","partitionId":"%s","leaseId":"%s","status":"completed"}' % (
-            PARTITION_ID.search(body).group(1), LEASE_ID.search(body).group(1)
+            PARTITION_ID.search(body).group(1),
+            LEASE_ID.search(body).group(1),
         )
         acks = b",".join(b'{"transactionId":"' + one + tail for one in ids)
         status, body = await self.connection.send(
@@ -143,7 +146,12 @@ class Cycle(Client):
         await super().prepare(fill)
         self.group = f"streams.{self.queue}"
         self.pop = self.pop_request(self.group)
-        registration = {"name": self.queue, "source_queue": self.queue, "sink_queue": f"{self.queue}-out", "config_hash": "h"}
+        registration = {
+            "name": self.queue,
+            "source_queue": self.queue,
+            "sink_queue": f"{self.queue}-out",
+            "config_hash": "h",
+        }
         status, body = await self.connection.send(post("/streams/v1/queries", json.dumps(registration).encode()))
         expect(status == 200, status, body)
         self.query = json.loads(body)["query_id"]
@@ -157,14 +165,25 @@ class Cycle(Client):
         expect(status == 200 and ids, status, body)
         partition, lease = (pattern.search(body).group(1).decode() for pattern in (PARTITION_ID, LEASE_ID))
         place = {"query_id": self.query, "partition_id": partition}
-        status, body = await self.connection.send(post("/streams/v1/state/get", json.dumps({**place, "keys": []}).encode()))
+        status, body = await self.connection.send(
+            post("/streams/v1/state/get", json.dumps({**place, "keys": []}).encode())
+        )
         expect(status == 200, status, body)
         self.sum += len(ids)
         commit = {
-            **place, "consumer_group": self.group, "release_lease": True,
-            "state_ops": [{"type": "upsert", "key": f"tumb:60\u001fw\u001f{partition}",
-                           "value": {"acc": {"sum": self.sum}, "windowStart": 0, "windowEnd": 60000}}],
-            "push_items": [{"queue": f"{self.queue}-out", "partition": self.partition, "payload": {"sum": self.sum}}],
+            **place,
+            "consumer_group": self.group,
+            "release_lease": True,
+            "state_ops": [
+                {
+                    "type": "upsert",
+                    "key": f"tumb:60\u001fw\u001f{partition}",
+                    "value": {"acc": {"sum": self.sum}, "windowStart": 0, "windowEnd": 60000},
+                }
+            ],
+            "push_items": [
+                {"queue": f"{self.queue}-out", "partition": self.partition, "payload": {"sum": self.sum}}
+            ],
             "ack": {"transactionId": ids[-1].decode(), "leaseId": lease, "status": "completed", "count": len(ids)},
         }
         status, body = await self.connection.send(post("/streams/v1/cycle", json.dumps(commit).encode()))
@@ -208,12 +227,29 @@ def process(results, *arguments):
 def measure(operation, batch, clients, address, seconds):
     queue = f"bench-{uuid.uuid4().hex[:8]}"
     parts = min(PROCESSES, clients)
-    results, meet, stop = multiprocessing.Queue(), multiprocessing.Barrier(parts), multiprocessing.Value("i", 0, lock=False)
+    results, meet, stop = (
+        multiprocessing.Queue(),
+        multiprocessing.Barrier(parts),
+        multiprocessing.Value("i", 0, lock=False),
+    )
     fill = FILL.get((operation, batch), 0)
     running = [
-        multiprocessing.Process(target=process, daemon=True, args=(
-            results, operation, batch, range(part, clients, parts), address, queue, seconds, fill, meet, stop
-        ))
+        multiprocessing.Process(
+            target=process,
+            daemon=True,
+            args=(
+                results,
+                operation,
+                batch,
+                range(part, clients, parts),
+                address,
+                queue,
+                seconds,
+                fill,
+                meet,
+                stop,
+            ),
+        )
         for part in range(parts)
     ]
     for one in running:
@@ -252,7 +288,10 @@ def sync_milliseconds(folder):
 def start(binary, data):
     server = subprocess.Popen(
         [binary, "serve", "--listen", "127.0.0.1:0", "--data", data],
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=open(f"{data}.log", "w"), text=True,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=open(f"{data}.log", "w"),
+        text=True,
     )
     for line in server.stdout:
         if line.startswith("listening on "):
@@ -274,31 +313,52 @@ def main():
     options = arguments.parse_args()
 
     plan = [
-        line for line in PLAN
-        if options.only in (None, line[0]) and options.batch in (None, line[1]) and options.clients in (None, line[2])
+        line
+        for line in PLAN
+        if options.only in (None, line[0])
+        and options.batch in (None, line[1])
+        and options.clients in (None, line[2])
     ]
     with tempfile.TemporaryDirectory(prefix="tidewheel-bench-") as temporary:
         folder, process_, url = Path(temporary), None, options.url
         if options.binary:
             process_, url = start(options.binary, str(folder / "data"))
         address = urlsplit(url).hostname, urlsplit(url).port
-        print(f"{os.cpu_count()} cores, load average {os.getloadavg()[0]:.1f}, "
-              f"fdatasync of 4 KB here takes {sync_milliseconds(folder):.2f} ms (median), payload {PAYLOAD_BYTES} bytes")
-        print(f"{'operation':10} {'batch':>5} {'clients':>7} {'messages/s':>11} {'calls/s':>8} {'p50 ms':>7} {'p99 ms':>7}"
-              f"   {'peer messages/s':>17} {'times its best':>14}", flush=True)
+        print(
+            f"{os.cpu_count()} cores, load average {os.getloadavg()[0]:.1f}, "
+            f"fdatasync of 4 KB here takes {sync_milliseconds(folder):.2f} ms (median), payload {PAYLOAD_BYTES} bytes"
+        )
+        print(
+            f"{'operation':10} {'batch':>5} {'clients':>7} {'messages/s':>11} {'calls/s':>8} {'p50 ms':>7} {'p99 ms':>7}"
+            f"   {'peer messages/s':>17} {'times its best':>14}",
+            flush=True,
+        )
         try:
             for operation, batch, clients in plan * options.passes:
                 rate, calls, latencies = measure(operation, batch, clients, address, options.seconds)
                 low, high = MESSAGES_PER_SECOND.get((operation, batch, clients), (None, None))
                 peer = f"{f'{low}-{high}':>17} {rate / high:>13.1f}x" if high else f"{'-':>17} {'-':>14}"
                 p50, p99 = percentile(latencies, 0.5), percentile(latencies, 0.99)
-                print(f"{operation:10} {batch:>5} {clients:>7} {rate:>11.0f} {calls:>8.0f} {p50:>7.1f} {p99:>7.1f}   {peer}", flush=True)
+                print(
+                    f"{operation:10} {batch:>5} {clients:>7} {rate:>11.0f} {calls:>8.0f} {p50:>7.1f} {p99:>7.1f}   {peer}",
+                    flush=True,
+                )
                 if options.json:
                     with open(options.json, "a") as file:
-                        file.write(json.dumps({
-                            "operation": operation, "batch": batch, "clients": clients, "messages_per_second": round(rate),
-                            "calls_per_second": round(calls), "p50_ms": round(p50, 2), "p99_ms": round(p99, 2),
-                        }) + "\n")
+                        file.write(
+                            json.dumps(
+                                {
+                                    "operation": operation,
+                                    "batch": batch,
+                                    "clients": clients,
+                                    "messages_per_second": round(rate),
+                                    "calls_per_second": round(calls),
+                                    "p50_ms": round(p50, 2),
+                                    "p99_ms": round(p99, 2),
+                                }
+                            )
+                            + "\n"
+                        )
         finally:
             if process_:
                 process_.terminate()

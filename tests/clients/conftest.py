@@ -23,7 +23,10 @@ def binary():
     named = os.environ.get("TIDEWHEEL_BINARY")
     if named is None:
         metadata = subprocess.run(
-            ["cargo", "metadata", "--format-version", "1", "--no-deps"], cwd=ROOT, check=True, stdout=subprocess.PIPE
+            ["cargo", "metadata", "--format-version", "1", "--no-deps"],
+            cwd=ROOT,
+            check=True,
+            stdout=subprocess.PIPE,
         )
         named = Path(json.loads(metadata.stdout)["target_directory"]) / "debug" / "tidewheel"
     path = Path(named)

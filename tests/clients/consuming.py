@@ -15,8 +15,13 @@ async def push(queen, queue, numbers, partition="Default", ids=None):
 def reader(queen, queue, group, *, batch=100, partition="Default", partitions=16):
     """A pop that does not wait, of everything the group has not had."""
     return (
-        queen.queue(queue).partition(partition).group(group).subscription_mode("all")
-        .batch(batch).partitions(partitions).wait(False)
+        queen.queue(queue)
+        .partition(partition)
+        .group(group)
+        .subscription_mode("all")
+        .batch(batch)
+        .partitions(partitions)
+        .wait(False)
     )
 
 
@@ -31,8 +36,14 @@ async def drain(queen, queue, group, *, want, seconds=20.0):
     while len(messages) < want if isinstance(want, int) else not want <= seen:
         assert time.monotonic() < deadline, f"{queue} gave {len(messages)} messages in {seconds} s, wanted {want}"
         batch = await (
-            queen.queue(queue).group(group).subscription_mode("all")
-            .batch(1000).partitions(16).wait(True).timeout_millis(500).pop()
+            queen.queue(queue)
+            .group(group)
+            .subscription_mode("all")
+            .batch(1000)
+            .partitions(16)
+            .wait(True)
+            .timeout_millis(500)
+            .pop()
         )
         if batch:
             answer = await queen.ack(batch, True, {"group": group})

@@ -22,20 +22,41 @@ def error_of(answer, status):
 
 
 def queue_exists(http, name):
-    answer = http.get(f"/api/v1/pop/queue/{name}", params={"consumerGroup": "probe", "subscriptionMode": "all", "wait": "false"})
+    answer = http.get(
+        f"/api/v1/pop/queue/{name}", params={"consumerGroup": "probe", "subscriptionMode": "all", "wait": "false"}
+    )
     return answer.status_code == 200
 
 
-@pytest.mark.parametrize("path", ["/api/v1/push", "/api/v1/ack", "/api/v1/ack/batch", "/api/v1/transaction",
-                                  "/api/v1/configure", "/streams/v1/queries", "/streams/v1/state/get", "/streams/v1/cycle"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/api/v1/push",
+        "/api/v1/ack",
+        "/api/v1/ack/batch",
+        "/api/v1/transaction",
+        "/api/v1/configure",
+        "/streams/v1/queries",
+        "/streams/v1/state/get",
+        "/streams/v1/cycle",
+    ],
+)
 @pytest.mark.parametrize("body", [b'{"items":[', b"", b"nonsense", b'{"a":1}{"b":2}', b"[" * 5000])
 def test_malformed_json(http, path, body):
     error_of(http.post(path, content=body, headers=JSON), 400)
 
 
-@pytest.mark.parametrize("field, value", [
-    ("queue", 7), ("queue", None), ("queue", ""), ("partition", []), ("transactionId", {"a": 1}), ("payload", ...),
-])
+@pytest.mark.parametrize(
+    "field, value",
+    [
+        ("queue", 7),
+        ("queue", None),
+        ("queue", ""),
+        ("partition", []),
+        ("transactionId", {"a": 1}),
+        ("payload", ...),
+    ],
+)
 def test_an_item_of_the_wrong_type_refuses_the_whole_push(http, name, field, value):
     good = {"queue": name, "payload": {"n": 1}}
     bad = {key: content for key, content in {**good, field: value}.items() if content is not ...}
@@ -44,7 +65,9 @@ def test_an_item_of_the_wrong_type_refuses_the_whole_push(http, name, field, val
     assert not queue_exists(http, name)
 
 
-@pytest.mark.parametrize("body", [{}, {"items": None}, {"items": {}}, {"items": "x"}, {"items": [1]}, [], "x", 5, None])
+@pytest.mark.parametrize(
+    "body", [{}, {"items": None}, {"items": {}}, {"items": "x"}, {"items": [1]}, [], "x", 5, None]
+)
 def test_a_push_that_is_no_list_of_items(http, body):
     error_of(http.post("/api/v1/push", content=json.dumps(body), headers=JSON), 400)
 
@@ -54,22 +77,25 @@ def test_an_empty_push_is_nothing_wrong(http):
     assert (answer.status_code, answer.json()) == (201, [])
 
 
-@pytest.mark.parametrize("path, body, word", [
-    ("/api/v1/configure", {"options": {}}, "queue"),
-    ("/api/v1/configure", {"queue": 5}, "queue"),
-    ("/api/v1/configure", {"queue": "q", "mode": "sideways"}, "mode"),
-    ("/api/v1/ack", {"partitionId": "x"}, "transactionId"),
-    ("/api/v1/ack/batch", {"acknowledgments": "x"}, "acknowledgments"),
-    ("/api/v1/transaction", {"operations": "x"}, "operations"),
-    ("/api/v1/transaction", {"operations": [{"type": "dance"}]}, "dance"),
-    ("/streams/v1/queries", {"source_queue": "s", "config_hash": "h"}, "name"),
-    ("/streams/v1/queries", {"name": "n", "config_hash": "h"}, "source_queue"),
-    ("/streams/v1/queries", {"name": "n", "source_queue": "s", "config_hash": ""}, "config_hash"),
-    ("/streams/v1/state/get", {"partition_id": "p"}, "query_id"),
-    ("/streams/v1/state/get", {"query_id": "q"}, "partition_id"),
-    ("/streams/v1/cycle", {"partition_id": "p"}, "query_id"),
-    ("/streams/v1/cycle", {"query_id": "q"}, "partition_id"),
-])
+@pytest.mark.parametrize(
+    "path, body, word",
+    [
+        ("/api/v1/configure", {"options": {}}, "queue"),
+        ("/api/v1/configure", {"queue": 5}, "queue"),
+        ("/api/v1/configure", {"queue": "q", "mode": "sideways"}, "mode"),
+        ("/api/v1/ack", {"partitionId": "x"}, "transactionId"),
+        ("/api/v1/ack/batch", {"acknowledgments": "x"}, "acknowledgments"),
+        ("/api/v1/transaction", {"operations": "x"}, "operations"),
+        ("/api/v1/transaction", {"operations": [{"type": "dance"}]}, "dance"),
+        ("/streams/v1/queries", {"source_queue": "s", "config_hash": "h"}, "name"),
+        ("/streams/v1/queries", {"name": "n", "config_hash": "h"}, "source_queue"),
+        ("/streams/v1/queries", {"name": "n", "source_queue": "s", "config_hash": ""}, "config_hash"),
+        ("/streams/v1/state/get", {"partition_id": "p"}, "query_id"),
+        ("/streams/v1/state/get", {"query_id": "q"}, "partition_id"),
+        ("/streams/v1/cycle", {"partition_id": "p"}, "query_id"),
+        ("/streams/v1/cycle", {"query_id": "q"}, "partition_id"),
+    ],
+)
 def test_a_missing_or_mistyped_field_is_named(http, path, body, word):
     assert word in error_of(http.post(path, json=body), 400)
 
@@ -90,11 +116,14 @@ def test_an_unknown_route(http):
     assert answer.json()["code"] == "no_such_route"
 
 
-@pytest.mark.parametrize("body", [
-    b'{"items":[{"queue":"%s","payload":"\xff\xfe"}]}',
-    b'{"items":[{"queue":"%s","payload":"x","transactionId":"\xc3\x28"}]}',
-    b'{"items":[{"queue":"%s","payload":"x","partition":"\\ud800"}]}',
-])
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"items":[{"queue":"%s","payload":"\xff\xfe"}]}',
+        b'{"items":[{"queue":"%s","payload":"x","transactionId":"\xc3\x28"}]}',
+        b'{"items":[{"queue":"%s","payload":"x","partition":"\\ud800"}]}',
+    ],
+)
 def test_invalid_utf_8(http, name, body):
     error_of(http.post("/api/v1/push", content=body % name.encode(), headers=JSON), 400)
     assert not queue_exists(http, name)
@@ -137,7 +166,9 @@ def test_a_record_over_the_limit(http, name):
     assert not queue_exists(http, name)
 
 
-@pytest.mark.parametrize("field, value", [("queue", "q" * 5000), ("partition", "p" * 5000), ("transactionId", "t" * 70_000)])
+@pytest.mark.parametrize(
+    "field, value", [("queue", "q" * 5000), ("partition", "p" * 5000), ("transactionId", "t" * 70_000)]
+)
 def test_a_name_over_the_limit(http, name, field, value):
     answer = http.post("/api/v1/push", json={"items": [{"queue": name, "payload": 1, field: value}]})
     assert any(character.isdigit() for character in error_of(answer, 400)), "the limit is named"
@@ -158,7 +189,10 @@ async def test_acknowledgements_that_name_nothing(queen, http, name):
     place = {"partitionId": held[0]["partitionId"], "leaseId": held[0]["leaseId"], "consumerGroup": "g"}
 
     def ack(**fields):
-        answer = http.post("/api/v1/ack", json={**place, "transactionId": held[0]["transactionId"], "status": "completed", **fields})
+        answer = http.post(
+            "/api/v1/ack",
+            json={**place, "transactionId": held[0]["transactionId"], "status": "completed", **fields},
+        )
         assert answer.status_code == 200, answer.text
         return answer.json()[0]
 
@@ -170,7 +204,9 @@ async def test_acknowledgements_that_name_nothing(queen, http, name):
     ):
         answer = ack(**fields)
         assert answer["success"] is False and word in answer["error"], (fields, answer)
-    unknown = http.post("/api/v1/ack", json={"transactionId": "x", "partitionId": "no such partition", "status": "completed"})
+    unknown = http.post(
+        "/api/v1/ack", json={"transactionId": "x", "partitionId": "no such partition", "status": "completed"}
+    )
     assert unknown.status_code in (200, 400, 404), unknown.text
     assert "success" not in unknown.text or unknown.json()[0]["success"] is False
     assert await reader(queen, name, "g").pop() == [], "the lease must be as it was"
@@ -189,13 +225,22 @@ async def cycle(queen, http, name):
     """A cycle that would succeed, to be spoilt: returns a function of what to change."""
     source, sink = f"{name}-in", f"{name}-out"
     await push(queen, source, range(4))
-    query = http.post("/streams/v1/queries", json={"name": name, "source_queue": source, "sink_queue": sink, "config_hash": "h"}).json()
+    query = http.post(
+        "/streams/v1/queries", json={"name": name, "source_queue": source, "sink_queue": sink, "config_hash": "h"}
+    ).json()
     held = await reader(queen, source, f"streams.{name}").pop()
     good = {
-        "query_id": query["query_id"], "partition_id": held[0]["partitionId"], "consumer_group": f"streams.{name}",
+        "query_id": query["query_id"],
+        "partition_id": held[0]["partitionId"],
+        "consumer_group": f"streams.{name}",
         "state_ops": [{"type": "upsert", "key": "k", "value": 1}],
         "push_items": [{"queue": sink, "payload": {"n": 1}}],
-        "ack": {"transactionId": held[-1]["transactionId"], "leaseId": held[0]["leaseId"], "status": "completed", "count": 4},
+        "ack": {
+            "transactionId": held[-1]["transactionId"],
+            "leaseId": held[0]["leaseId"],
+            "status": "completed",
+            "count": 4,
+        },
         "release_lease": True,
     }
 
@@ -227,7 +272,9 @@ async def test_a_cycle_with_an_unknown_state_operation(cycle):
     await cycle.unchanged()
 
 
-@pytest.mark.parametrize("operation", [{"type": "upsert", "value": 1}, {"type": "upsert", "key": 5, "value": 1}, {"type": "delete"}, "x"])
+@pytest.mark.parametrize(
+    "operation", [{"type": "upsert", "value": 1}, {"type": "upsert", "key": 5, "value": 1}, {"type": "delete"}, "x"]
+)
 async def test_a_cycle_with_a_broken_state_operation(cycle, operation):
     assert refused(cycle(state_ops=[cycle.good["state_ops"][0], operation]))
     await cycle.unchanged()
@@ -257,6 +304,9 @@ async def test_a_cycle_of_an_unknown_partition(cycle):
 
 
 def test_state_of_an_unknown_query_is_empty(http):
-    body = {"query_id": "00000000-0000-0000-0000-000000000000", "partition_id": "00000000-0000-0000-0000-000000000000"}
+    body = {
+        "query_id": "00000000-0000-0000-0000-000000000000",
+        "partition_id": "00000000-0000-0000-0000-000000000000",
+    }
     answer = http.post("/streams/v1/state/get", json=body)
     assert (answer.status_code, answer.json()["rows"]) == (200, [])

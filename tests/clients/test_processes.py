@@ -21,7 +21,9 @@ def test_a_second_process_on_the_same_data_is_refused(own_stack):
         second.start()
     assert refused.value.status not in (0, None)
     said = refused.value.log.lower()
-    assert str(first.data) in refused.value.log and ("already" in said or "in use" in said or "locked" in said), said
+    assert str(first.data) in refused.value.log and ("already" in said or "in use" in said or "locked" in said), (
+        said
+    )
     assert httpx.get(f"{first.url}/health", trust_env=False).status_code == 200
 
 
@@ -36,13 +38,19 @@ def test_a_taken_port_is_refused_with_its_name(own_stack):
 
 def test_every_option_is_explained_and_has_an_environment_variable(binary):
     text = subprocess.run([binary, "serve", "--help"], check=True, stdout=subprocess.PIPE, text=True).stdout
-    for option, variable in (("--listen", "TIDEWHEEL_LISTEN"), ("--data", "TIDEWHEEL_DATA"), ("--seal-every", "TIDEWHEEL_SEAL_EVERY")):
+    for option, variable in (
+        ("--listen", "TIDEWHEEL_LISTEN"),
+        ("--data", "TIDEWHEEL_DATA"),
+        ("--seal-every", "TIDEWHEEL_SEAL_EVERY"),
+    ):
         assert option in text and variable in text, text
 
 
 def test_the_environment_is_enough(binary, tmp_path):
     environment = {**os.environ, "TIDEWHEEL_LISTEN": "127.0.0.1:0", "TIDEWHEEL_DATA": str(tmp_path / "data")}
-    process = subprocess.Popen([binary, "serve"], env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    process = subprocess.Popen(
+        [binary, "serve"], env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
     try:
         assert any(line.startswith("listening on http://127.0.0.1:") for line in process.stdout)
         assert (tmp_path / "data").is_dir()
@@ -71,7 +79,9 @@ async def test_sigterm_answers_what_it_has_taken_and_ends_in_peace(own_stack, na
             n += 1
 
     async with queen_at(stack.url, retry_attempts=1) as queen:
-        waiting = asyncio.create_task(queen.queue(f"{name}-empty").group("g").wait(True).timeout_millis(30_000).pop())
+        waiting = asyncio.create_task(
+            queen.queue(f"{name}-empty").group("g").wait(True).timeout_millis(30_000).pop()
+        )
         producers = [asyncio.create_task(keep_pushing(queen, producer)) for producer in range(4)]
         while len(answered) < 100:
             await asyncio.sleep(0.01)
@@ -96,8 +106,13 @@ async def test_sigkill_loses_nothing_that_was_acknowledged(own_stack, name):
         n = 0
         while True:
             transaction_id = f"{producer}-{round_}-{n}"
-            answers = await push(queen, name, [transaction_id] * 3, partition=str(producer),
-                                 ids=[f"{transaction_id}-{i}" for i in range(3)])
+            answers = await push(
+                queen,
+                name,
+                [transaction_id] * 3,
+                partition=str(producer),
+                ids=[f"{transaction_id}-{i}" for i in range(3)],
+            )
             for i, answer in enumerate(answers):
                 answered[f"{transaction_id}-{i}"] = answer["status"]
             n += 1
@@ -105,8 +120,14 @@ async def test_sigkill_loses_nothing_that_was_acknowledged(own_stack, name):
     async def keep_consuming(queen):
         while True:
             messages = await (
-                queen.queue(name).group("g").subscription_mode("all").batch(50).partitions(producers)
-                .wait(True).timeout_millis(1000).pop()
+                queen.queue(name)
+                .group("g")
+                .subscription_mode("all")
+                .batch(50)
+                .partitions(producers)
+                .wait(True)
+                .timeout_millis(1000)
+                .pop()
             )
             if messages and (await queen.ack(messages, True, {"group": "g"}))["success"] is True:
                 for message in messages:

@@ -30,7 +30,9 @@ async def test_payloads_come_back_as_they_were_sent(http, name):
     body = f'{{"items":[{{"queue":"{name}","payload":{payload}}}]}}'
     answer = http.post("/api/v1/push", content=body, headers={"content-type": "application/json"})
     assert answer.status_code == 201, answer.text
-    popped = http.get(f"/api/v1/pop/queue/{name}", params={"consumerGroup": "g", "subscriptionMode": "all", "wait": "false"})
+    popped = http.get(
+        f"/api/v1/pop/queue/{name}", params={"consumerGroup": "g", "subscriptionMode": "all", "wait": "false"}
+    )
     assert payload in popped.text
 
 
@@ -128,7 +130,9 @@ async def test_a_message_that_fails_too_often_is_a_dead_letter_and_blocks_nobody
         assert answer["success"] is True and answer["dlq"] is (attempt == 2), answer
     assert numbers(await reader(queen, name, "g").pop()) == ["next"]
     letters = await queen.queue(name).dlq("g").get()
-    assert [(letter["data"], letter["errorMessage"]) for letter in letters["messages"]] == [({"n": "poison"}, "attempt 2")]
+    assert [(letter["data"], letter["errorMessage"]) for letter in letters["messages"]] == [
+        ({"n": "poison"}, "attempt 2")
+    ]
     assert (await queen.queue(name).dlq("somebody else").get())["messages"] == []
 
 
@@ -150,7 +154,9 @@ async def test_late_acknowledgements_are_told_so(queen, name):
     assert (await queen.ack(held, True, {"group": "g"}))["success"] is True
     late = await queen.ack({key: held[0][key] for key in ("transactionId", "partitionId")}, True, {"group": "g"})
     assert late["success"] is True and late["noop"] is True
-    refused = await queen.ack({key: held[0][key] for key in ("transactionId", "partitionId")}, False, {"group": "g"})
+    refused = await queen.ack(
+        {key: held[0][key] for key in ("transactionId", "partitionId")}, False, {"group": "g"}
+    )
     assert refused["success"] is False and "already committed" in refused["error"]
 
 

@@ -17,8 +17,13 @@ ADDRESS = "127.0.0.1:6632"
 
 def shell(script, **environment):
     return subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", script], cwd=ROOT, env={**os.environ, **environment},
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=60,
+        ["bash", "-euo", "pipefail", "-c", script],
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=60,
     )
 
 
@@ -32,8 +37,12 @@ def test_the_command_that_starts_it(binary, tmp_path):
     prefix = "cargo run --release --package tidewheel -- "
     assert command.startswith(prefix)
     process = subprocess.Popen(
-        [str(binary), *command.removeprefix(prefix).split()], cwd=tmp_path, stdout=subprocess.PIPE, text=True,
-        stderr=subprocess.DEVNULL, env={**os.environ, "TIDEWHEEL_LISTEN": "127.0.0.1:0"},
+        [str(binary), *command.removeprefix(prefix).split()],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        text=True,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "TIDEWHEEL_LISTEN": "127.0.0.1:0"},
     )
     try:
         said = []
@@ -57,16 +66,24 @@ def test_the_first_steps_and_the_table(stack):
     folder = tables.folder_of(stack.data, "orders")
     assert tables.wait_for(folder, 2, 30) >= 2
     assert "data/tables/orders" in BLOCKS["table"]
-    rows = tables.duck().sql(BLOCKS["table"].replace("data/tables/orders", str(folder)).rstrip().rstrip(";")).fetchall()
+    rows = (
+        tables.duck()
+        .sql(BLOCKS["table"].replace("data/tables/orders", str(folder)).rstrip().rstrip(";"))
+        .fetchall()
+    )
     assert [(partition, offset, payload) for partition, offset, _, payload in rows][:2] == [
-        ("eu", 0, '{"order": 1, "amount": 12.50}'), ("eu", 1, '{"order": 2, "amount": 7.25}')
+        ("eu", 0, '{"order": 1, "amount": 12.50}'),
+        ("eu", 1, '{"order": 2, "amount": 7.25}'),
     ]
 
 
 def test_the_sdk_example(stack):
     done = subprocess.run(
         [sys.executable, "-c", BLOCKS["sdk"].replace(f"http://{ADDRESS}", stack.url)],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=60,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=60,
     )
     assert done.returncode == 0 and "{'order': 3}" in done.stdout, done.stdout
 
@@ -80,6 +97,8 @@ def test_the_commands_exist_and_explain_themselves(block):
 
 
 def test_every_path_on_the_page_exists():
-    paths = set(re.findall(r"\]\(((?!http)[^)#]+)\)", README)) | set(re.findall(r"^(\w+/[\w/]*)  ", README, re.MULTILINE))
+    paths = set(re.findall(r"\]\(((?!http)[^)#]+)\)", README)) | set(
+        re.findall(r"^(\w+/[\w/]*)  ", README, re.MULTILINE)
+    )
     assert len(paths) > 8
     assert [path for path in sorted(paths) if not (ROOT / path).exists()] == []

@@ -69,7 +69,12 @@ async def test_a_partition_is_followed_by_name(queen, stack, name):
 
 
 async def test_every_subscriber_gets_the_same_frames_live_and_replayed(queen, stack, name):
-    payload = {"text": 'ä "quoted" \u001f', "number": 12345678901234567, "double": 2.0, "list": [None, True, {"b": 1, "a": 2}]}
+    payload = {
+        "text": 'ä "quoted" \u001f',
+        "number": 12345678901234567,
+        "double": 2.0,
+        "list": [None, True, {"b": 1, "a": 2}],
+    }
     await push(queen, name, [0])
     async with at(stack, name) as first, at(stack, name) as second:
         await first.recv()
@@ -83,9 +88,15 @@ async def test_every_subscriber_gets_the_same_frames_live_and_replayed(queen, st
     assert json.loads(replayed)[2] == payload and list(json.loads(replayed)[2]) == list(payload)
 
 
-@pytest.mark.parametrize("query, code, word", [
-    ("offset=-1", 4400, "offset"), ("offset=soon", 4400, "offset"), ("colour=red", 4400, "colour"), ("offset=99", 4416, "ahead"),
-])
+@pytest.mark.parametrize(
+    "query, code, word",
+    [
+        ("offset=-1", 4400, "offset"),
+        ("offset=soon", 4400, "offset"),
+        ("colour=red", 4400, "colour"),
+        ("offset=99", 4416, "ahead"),
+    ],
+)
 async def test_a_bad_query_is_closed_with_its_reason(queen, stack, name, query, code, word):
     await push(queen, name, [0])
     with pytest.raises(websockets.ConnectionClosed) as closed:

@@ -14,8 +14,11 @@ async def held_one(queen, queue, lease_seconds=60):
 async def test_an_acknowledgement_and_a_push_land_together(queen, name):
     message = await held_one(queen, name)
     result = await (
-        queen.transaction().ack(message, "completed", {"consumer_group": "g"})
-        .queue(f"{name}-out").push([{"data": {"n": 10}}, {"data": {"n": 11}}]).commit()
+        queen.transaction()
+        .ack(message, "completed", {"consumer_group": "g"})
+        .queue(f"{name}-out")
+        .push([{"data": {"n": 10}}, {"data": {"n": 11}}])
+        .commit()
     )
     assert result["success"] is True
     assert [step["type"] for step in result["results"]] == ["ack", "push", "push"]
@@ -35,11 +38,15 @@ async def test_pushes_to_several_queues_and_partitions_land_together(queen, name
 async def test_a_duplicate_push_undoes_the_acknowledgement(queen, name):
     await push(queen, f"{name}-out", [0], ids=["known"])
     message = await held_one(queen, name)
-    with pytest.raises(Exception):
+    with pytest.raises(Exception, match="(?i)dup"):
         await (
-            queen.transaction().ack(message, "completed", {"consumer_group": "g"})
-            .queue(f"{name}-out").push([{"data": {"n": 1}, "transactionId": "known"}])
-            .queue(f"{name}-more").push([{"data": {"n": 2}}]).commit()
+            queen.transaction()
+            .ack(message, "completed", {"consumer_group": "g"})
+            .queue(f"{name}-out")
+            .push([{"data": {"n": 1}, "transactionId": "known"}])
+            .queue(f"{name}-more")
+            .push([{"data": {"n": 2}}])
+            .commit()
         )
     assert (await queen.ack(message, True, {"group": "g"}))["success"] is True, "the lease must still be good"
     assert numbers(await drain(queen, f"{name}-out", "g", want=1)) == [0]
@@ -49,9 +56,12 @@ async def test_a_duplicate_push_undoes_the_acknowledgement(queen, name):
 async def test_a_lost_lease_undoes_the_push(queen, name):
     message = await held_one(queen, name, lease_seconds=1)
     assert await eventually(lambda: reader(queen, name, "g").pop()), "another worker has it now"
-    with pytest.raises(Exception):
+    with pytest.raises(Exception, match="(?i)lease"):
         await (
-            queen.transaction().ack(message, "completed", {"consumer_group": "g"})
-            .queue(f"{name}-out").push([{"data": {"n": 1}}]).commit()
+            queen.transaction()
+            .ack(message, "completed", {"consumer_group": "g"})
+            .queue(f"{name}-out")
+            .push([{"data": {"n": 1}}])
+            .commit()
         )
     assert await reader(queen, f"{name}-out", "g").pop() == []

@@ -33,8 +33,14 @@ async def main():
         # After the signal, one more pass until nothing comes: the last windows must not be missed.
         while True:
             messages = await (
-                queen.queue(source.WINDOWS).group(GROUP).subscription_mode("all")
-                .batch(BATCH).partitions(len(source.ORIGINS)).wait(True).timeout_millis(500).pop()
+                queen.queue(source.WINDOWS)
+                .group(GROUP)
+                .subscription_mode("all")
+                .batch(BATCH)
+                .partitions(len(source.ORIGINS))
+                .wait(True)
+                .timeout_millis(500)
+                .pop()
             )
             if not messages:
                 if stopping.is_set():

@@ -74,12 +74,19 @@ async def main():
     while not follower.finished:
         offset = FIRST_OFFSET + follower.seen if follower.seen else BEGINNING
         try:
-            await follower.read(f"{options.url}/{source.QUEUE}?partition={quote(options.partition)}&offset={offset}")
+            await follower.read(
+                f"{options.url}/{source.QUEUE}?partition={quote(options.partition)}&offset={offset}"
+            )
         except (OSError, websockets.WebSocketException) as error:
             last_error = f"{type(error).__name__}: {error}"
             await asyncio.sleep(PAUSE_SECONDS)
-    say(finished=True, rows=follower.seen, connections=follower.connections, fault=follower.fault,
-        last_error=last_error)
+    say(
+        finished=True,
+        rows=follower.seen,
+        connections=follower.connections,
+        fault=follower.fault,
+        last_error=last_error,
+    )
 
 
 if __name__ == "__main__":

@@ -46,8 +46,12 @@ class Part:
         environment = {**os.environ, "NO_PROXY": "127.0.0.1,localhost", "PYTHONPATH": str(CLIENTS)}
         self.process = subprocess.Popen(
             [sys.executable, "-m", f"flights.{name}", *map(str, arguments)],
-            cwd=CLIENTS, env=environment, text=True, stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            cwd=CLIENTS,
+            env=environment,
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
         )
         self.reader = threading.Thread(target=self._read, daemon=True)
         self.reader.start()
@@ -135,8 +139,14 @@ class Job:
         rows = ["--rows", self.options.rows] if self.options.rows is not None else []
         kill = self.options.kill
         producer = self.start_part(
-            "produce", self.url, "--lease", self.options.lease, "--batch", self.options.push_batch,
-            *(["--pause-at-half"] if kill else []), *rows,
+            "produce",
+            self.url,
+            "--lease",
+            self.options.lease,
+            "--batch",
+            self.options.push_batch,
+            *(["--pause-at-half"] if kill else []),
+            *rows,
         )
         self.wait_ready(producer)
         socket_url = self.url.replace("http", "ws", 1)
@@ -160,7 +170,9 @@ class Job:
                 last, moved = now, time.monotonic()
             if producer.finished and follower.finished and drained >= windows:
                 break
-            broken = [part.name for part in self.parts if part.died and not (part is victim and self.victim_killed_at)]
+            broken = [
+                part.name for part in self.parts if part.died and not (part is victim and self.victim_killed_at)
+            ]
             if broken or time.monotonic() - moved > STILL_SECONDS:
                 self.progress.note(f"stopped: {', '.join(broken) or 'nothing moves'}")
                 break
@@ -169,7 +181,13 @@ class Job:
                 self.progress.note(f"one worker is to die in its next batch, {folded} of {events} folded")
                 victim.signal(signal.SIGUSR1)
                 producer.go_on()
-            if kill and self.stack and not self.server_kills and self.victim_killed_at and pushed > self.victim_killed_at:
+            if (
+                kill
+                and self.stack
+                and not self.server_kills
+                and self.victim_killed_at
+                and pushed > self.victim_killed_at
+            ):
                 self.server_kills += 1
                 self.stack.kill()
                 self.progress.note(f"server killed with SIGKILL, {pushed} of {events} pushed")
@@ -179,7 +197,9 @@ class Job:
         elapsed = time.monotonic() - begun
         for part in (*workers, drain):
             part.end()
-        self.progress.note(f"the flow took {elapsed:.1f} s, {events / elapsed:.0f} events/s from push to checked window")
+        self.progress.note(
+            f"the flow took {elapsed:.1f} s, {events / elapsed:.0f} events/s from push to checked window"
+        )
         for part in self.parts:
             if part.died and part is not victim:
                 print(f"--- {part.name} ended early; it said:\n{''.join(part.other)}")
@@ -188,20 +208,24 @@ class Job:
         self.checks.equal("push: every event answered, once", answered, events)
         self.checks.equal("push: offsets are dense and in the order pushed", producer.get("misplaced", None), 0)
         if kill:
-            self.checks.equal("kill: one worker died by SIGKILL, holding a batch", victim.process.poll(), -signal.SIGKILL)
+            self.checks.equal(
+                "kill: one worker died by SIGKILL, holding a batch", victim.process.poll(), -signal.SIGKILL
+            )
             if self.stack:
                 self.checks.equal("kill: the server was killed and came back", self.server_kills, 1)
         survivors = [worker for worker in workers if worker.finished]
         self.checks.check("stream: the surviving workers ended well", survivors, f"{[w.said for w in workers]}")
         self.checks.equal("stream: no event came late", sum(worker.get("late") for worker in survivors), 0)
         self.checks.check(
-            f"socket: every row of {FOLLOWED} once, in order", follower.finished and follower.get("fault", None) is None,
+            f"socket: every row of {FOLLOWED} once, in order",
+            follower.finished and follower.get("fault", None) is None,
             f"{follower.said}",
         )
         self.checks.equal("socket: number of rows", follower.get("rows"), followed)
         if self.server_kills:
-            self.checks.check("socket: it went on after the server's death", follower.get("connections") > 1,
-                              f"{follower.said}")
+            self.checks.check(
+                "socket: it went on after the server's death", follower.get("connections") > 1, f"{follower.said}"
+            )
 
     def wait_ready(self, part):
         deadline = time.monotonic() + STILL_SECONDS
@@ -225,13 +249,19 @@ class Job:
         missing = wanted.keys() - found.keys()
         strange = found.keys() - wanted.keys()
         twice = {key: values for key, values in found.items() if len(values) > 1}
-        unequal = {key: (values, wanted[key]) for key, values in found.items()
-                   if key in wanted and any(value != wanted[key] for value in values)}
+        unequal = {
+            key: (values, wanted[key])
+            for key, values in found.items()
+            if key in wanted and any(value != wanted[key] for value in values)
+        }
         say = self.checks.check
         say(f"windows: none of {len(wanted)} is missing", not missing, f"{len(missing)}, as {sorted(missing)[:3]}")
         say("windows: none came twice", not twice, f"{len(twice)}, as {list(twice.items())[:3]}")
-        say("windows: each equals the one computed from the source", found and not unequal,
-            f"{len(unequal)}, as {list(unequal.items())[:3]}")
+        say(
+            "windows: each equals the one computed from the source",
+            found and not unequal,
+            f"{len(unequal)}, as {list(unequal.items())[:3]}",
+        )
         say("windows: none that the source does not have", not strange, f"{len(strange)}, as {sorted(strange)[:3]}")
         say("windows: each is in the partition of its origin", not misplaced, f"{misplaced} are not")
 
@@ -239,7 +269,8 @@ class Job:
         """The query has acknowledged all of its source: its group finds nothing more."""
         answer = httpx.get(
             f"{self.url}/api/v1/pop/queue/{source.QUEUE}",
-            params={"consumerGroup": f"streams.{source.QUERY}", "batch": 10, "wait": "false"}, trust_env=False,
+            params={"consumerGroup": f"streams.{source.QUERY}", "batch": 10, "wait": "false"},
+            trust_env=False,
         )
         self.checks.equal("stream: nothing of the source is left", answer.status_code, 204)
 
@@ -255,13 +286,16 @@ class Job:
         self.checks.equal("table: columns", duck["columns"], tables.COLUMNS)
         self.checks.equal("DuckDB: flights, departures and sum of delays", duck["totals"], source.totals(facts))
         self.checks.equal("DuckDB: each flight once", duck["distinct"], facts.num_rows)
-        self.checks.equal("DuckDB: offsets of every partition are dense from 0", duck["dense_partitions"], len(source.ORIGINS))
+        self.checks.equal(
+            "DuckDB: offsets of every partition are dense from 0", duck["dense_partitions"], len(source.ORIGINS)
+        )
         self.checks.check("DuckDB: hourly windows over the table equal the source's", duck["windows"] == wanted)
         ice = tables.with_pyiceberg(folder)
         self.checks.equal("PyIceberg: number of rows", ice["rows"], rows)
         for origin in source.ORIGINS:
             self.checks.check(
-                f"PyIceberg: {origin} row for row as pushed", ice["payloads"][origin] == source.events(by_origin, origin)
+                f"PyIceberg: {origin} row for row as pushed",
+                ice["payloads"][origin] == source.events(by_origin, origin),
             )
         flown = Counter(flight["row"] for payloads in ice["payloads"].values() for flight in payloads)
         self.checks.equal("PyIceberg: each flight once", max(n for row, n in flown.items() if row is not None), 1)
@@ -276,11 +310,20 @@ def main():
     server.add_argument("--binary", help="start this tidewheel")
     server.add_argument("--url", help="use the server that listens here")
     arguments.add_argument("--data", help="data folder; with --binary it must be new (default: a temporary one)")
-    arguments.add_argument("--rows", type=int, help=f"how many flights, spread over the origins (default: all {source.ALL_ROWS})")
-    arguments.add_argument("--kill", action=argparse.BooleanOptionalAction, default=True, help="kill a worker and the server")
-    arguments.add_argument("--lease", type=int, default=10, help="seconds until a dead worker's batch is given to another")
+    arguments.add_argument(
+        "--rows", type=int, help=f"how many flights, spread over the origins (default: all {source.ALL_ROWS})"
+    )
+    arguments.add_argument(
+        "--kill", action=argparse.BooleanOptionalAction, default=True, help="kill a worker and the server"
+    )
+    arguments.add_argument(
+        "--lease", type=int, default=10, help="seconds until a dead worker's batch is given to another"
+    )
     arguments.add_argument("--batch", type=int, default=2000, help="events in a cycle, at most")
     arguments.add_argument("--push-batch", type=int, default=1000, help="events in a push")
+    arguments.add_argument(
+        "--seal-every", type=int, default=5, help="seconds between two publications of the tables"
+    )
     options = arguments.parse_args()
 
     # Whatever ends this process, the server that it started ends with it.
@@ -293,7 +336,7 @@ def main():
             data = Path(options.data).resolve() if options.data else folder / "data"
             if data.exists() and any(data.iterdir()):
                 raise SystemExit(f"{data} is not empty: the job counts rows from nothing")
-            with Stack(options.binary, data) as stack:
+            with Stack(options.binary, data, seal_every=options.seal_every) as stack:
                 checks = Job(options, stack.url, stack, folder).run()
     checks.print()
     return 0 if checks.passed else 1

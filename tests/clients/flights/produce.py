@@ -77,10 +77,12 @@ async def main():
     await create_queues(queen, options.lease)
     say(ready=True)
     half = Half(len(source.ORIGINS)) if options.pause_at_half else None
-    await asyncio.gather(*(
-        produce(queen, origin, source.events(by_origin, origin), options.batch, half, seen)
-        for origin in source.ORIGINS
-    ))
+    await asyncio.gather(
+        *(
+            produce(queen, origin, source.events(by_origin, origin), options.batch, half, seen)
+            for origin in source.ORIGINS
+        )
+    )
     await queen.close()
     say(finished=True, **seen)
 

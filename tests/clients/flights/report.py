@@ -29,7 +29,9 @@ class Checks:
 
     def print(self):
         for name, passed, detail in self.results:
-            print(f"{'PASS' if passed else 'FAIL'}  {name}" + (f"\n      {detail}" if detail and not passed else ""))
+            print(
+                f"{'PASS' if passed else 'FAIL'}  {name}" + (f"\n      {detail}" if detail and not passed else "")
+            )
         good = sum(passed for _, passed, _ in self.results)
         print(f"{good} of {len(self.results)} checks passed", flush=True)
 

@@ -25,8 +25,20 @@ HOUR_MS = 3_600_000
 ALL_ROWS = 336_776
 
 NUMBERS = {
-    "year", "month", "day", "dep_time", "sched_dep_time", "dep_delay", "arr_time", "sched_arr_time", "arr_delay",
-    "flight", "air_time", "distance", "hour", "minute",
+    "year",
+    "month",
+    "day",
+    "dep_time",
+    "sched_dep_time",
+    "dep_delay",
+    "arr_time",
+    "sched_arr_time",
+    "arr_delay",
+    "flight",
+    "air_time",
+    "distance",
+    "hour",
+    "minute",
 }
 
 
@@ -68,8 +80,13 @@ def flights(rows=None):
 def closing(origin):
     """An event long after the last flight, so that every window before it closes. Its own window never does."""
     return {
-        "row": None, "closing": True, "origin": origin, "carrier": "closing", "dep_delay": None,
-        "minute": 0, "time_hour": "2100-01-01T00:00:00Z",
+        "row": None,
+        "closing": True,
+        "origin": origin,
+        "carrier": "closing",
+        "dep_delay": None,
+        "minute": 0,
+        "time_hour": "2100-01-01T00:00:00Z",
     }
 
 
@@ -96,7 +113,12 @@ def table_of(by_origin):
     options = pyarrow.csv.ConvertOptions(
         null_values=["NA"],
         strings_can_be_null=True,
-        column_types={"time_hour": pa.string(), "dep_delay": pa.int64(), "origin": pa.string(), "carrier": pa.string()},
+        column_types={
+            "time_hour": pa.string(),
+            "dep_delay": pa.int64(),
+            "origin": pa.string(),
+            "carrier": pa.string(),
+        },
         include_columns=["origin", "carrier", "time_hour", "dep_delay"],
     )
     with _open() as file:
@@ -113,8 +135,11 @@ def expected_windows(table):
         [("row", "count"), ("dep_delay", "sum"), ("dep_delay", "max")]
     )
     return {
-        (line["origin"], line["carrier"], _hour_ms(line["time_hour"])):
-            (line["row_count"], line["dep_delay_sum"] or 0, line["dep_delay_max"])
+        (line["origin"], line["carrier"], _hour_ms(line["time_hour"])): (
+            line["row_count"],
+            line["dep_delay_sum"] or 0,
+            line["dep_delay_max"],
+        )
         for line in grouped.to_pylist()
     }
 

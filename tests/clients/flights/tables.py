@@ -76,11 +76,15 @@ def with_duckdb(folder):
            max(dep_delay) from flights where not closing group by all"""
     ).fetchall()
     return {
-        "columns": [name for name, *_ in connection.sql(f"describe select * from iceberg_scan('{folder}')").fetchall()],
+        "columns": [
+            name for name, *_ in connection.sql(f"describe select * from iceberg_scan('{folder}')").fetchall()
+        ],
         "totals": (rows, departed, int(delays or 0)),
         "distinct": distinct,
         "dense_partitions": dense,
-        "windows": {(origin, carrier, start): (n, int(total), high) for origin, carrier, start, n, total, high in windows},
+        "windows": {
+            (origin, carrier, start): (n, int(total), high) for origin, carrier, start, n, total, high in windows
+        },
     }
 
 
@@ -95,4 +99,9 @@ def with_pyiceberg(folder):
         payload = json.loads(line["payload"])
         by_origin[line["partition"]].append(payload)
         misnamed += line["transaction_id"] != source.transaction_id(payload)
-    return {"rows": arrow.num_rows, "payloads": by_origin, "misnamed": misnamed, "snapshots": len(table.snapshots())}
+    return {
+        "rows": arrow.num_rows,
+        "payloads": by_origin,
+        "misnamed": misnamed,
+        "snapshots": len(table.snapshots()),
+    }

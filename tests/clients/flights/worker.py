@@ -41,18 +41,22 @@ def query(queen, event_time):
         Stream.from_(queen.queue(source.QUEUE))
         .key_by(lambda message: message["data"]["carrier"])
         .window_tumbling(seconds=3600, event_time=event_time, on_late="include", idle_flush_ms=0)
-        .aggregate({
-            "count": lambda flight: 1,
-            "sum": lambda flight: flight["dep_delay"],
-            "max": lambda flight: flight["dep_delay"],
-        })
-        .map(lambda value, context: {
-            "origin": context["partition"],
-            "carrier": context["key"],
-            "windowStart": context["windowStart"],
-            "windowEnd": context["windowEnd"],
-            **value,
-        })
+        .aggregate(
+            {
+                "count": lambda flight: 1,
+                "sum": lambda flight: flight["dep_delay"],
+                "max": lambda flight: flight["dep_delay"],
+            }
+        )
+        .map(
+            lambda value, context: {
+                "origin": context["partition"],
+                "carrier": context["key"],
+                "windowStart": context["windowStart"],
+                "windowEnd": context["windowEnd"],
+                **value,
+            }
+        )
         .to(queen.queue(source.WINDOWS))
     )
 
@@ -88,8 +92,14 @@ async def main():
     await runner.stop()
     await queen.close()
     metrics = runner.metrics()
-    say(finished=True, folded=metrics["messagesTotal"], cycles=metrics["cyclesTotal"],
-        late=metrics["lateEventsTotal"], errors=metrics["errorsTotal"], last_error=metrics["lastError"])
+    say(
+        finished=True,
+        folded=metrics["messagesTotal"],
+        cycles=metrics["cyclesTotal"],
+        late=metrics["lateEventsTotal"],
+        errors=metrics["errorsTotal"],
+        last_error=metrics["lastError"],
+    )
 
 
 if __name__ == "__main__":
