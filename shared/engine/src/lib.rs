@@ -1,1 +1,117 @@
 //! Streams, partitions, groups, leases, queries and cycles.
+//!
+//! The engine turns requests into commits on a [`Store`]: payload first, then one conditional write on a small head, or
+//! one small transaction over a few. It holds no state that matters: any number of processes run it over one store at
+//! once, each remembers what it has seen (see `warm`), and every commit states what it relies on.
+//!
+//! ```
+//! # use std::sync::Arc;
+//! # use tidewheel_engine::*;
+//! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Error> {
+//! let engine = Engine::new(Arc::new(tidewheel_store::Memory::new()), tidewheel_store::Env::system(), Settings::default());
+//! let record = PushItem { stream: "orders".into(), payload: "{\"n\":1}".into(), ..PushItem::default() };
+//! assert!(matches!(engine.push(vec![record]).await[0], Pushed::Queued { offset: 0, .. }));
+//! # Ok(()) }
+//! ```
+//!
+//! Where to find what:
+//!
+//! | a request | module |
+//! |---|---|
+//! | push | `push`, then `append`: the conditional write, deduplication, rolling |
+//! | read by offset | `read` |
+//! | pop, long poll | `pop`; `group` for joining and the wake-up index |
+//! | ack, extend, dead letters | `ack`, `dead_letter` |
+//! | transaction | `transaction` |
+//! | query, state, cycle | `query`, `state`, `cycle` |
+//! | retention, collection, deletion | `maintain` |
+//!
+//! and of what is stored: `keys` (the layout), `head`, `page`, `segment`, `cursor`, `state`. The engine knows no HTTP, no
+//! cloud and no Arrow, and reads no clock but [`Env`]'s.
+
+mod ack;
+mod append;
+mod bundle;
+mod cursor;
+mod cycle;
+mod dead_letter;
+mod error;
+mod group;
+mod head;
+mod id;
+mod keys;
+pub mod limits;
+mod maintain;
+mod model;
+mod options;
+mod page;
+mod pop;
+mod push;
+mod query;
+mod read;
+mod segment;
+mod state;
+mod stream;
+mod transaction;
+mod view;
+mod warm;
+
+use std::{sync::Arc, time::Duration};
+
+use tidewheel_store::{Env, Store};
+
+pub use crate::{
+    error::Error,
+    id::{CursorId, GroupId, LeaseId, PartitionId, Uuid, message_id},
+    maintain::Hold,
+    model::*,
+    options::StreamOptions,
+};
+
+/// Settings of an engine.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Where a new group starts when its pop names no mode.
+    pub default_subscription: SubscriptionMode,
+    /// How often a waiting pop looks again when nothing woke it: pushes of other processes do not.
+    pub poll_every: Duration,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self { default_subscription: SubscriptionMode::New, poll_every: Duration::from_millis(500) }
+    }
+}
+
+/// The engine. Cheap to clone; clones share what they remember. See the [crate's page](crate).
+#[derive(Clone)]
+pub struct Engine {
+    inner: Arc<warm::Inner>,
+}
+
+impl Engine {
+    /// An engine over a store.
+    pub fn new(store: Arc<dyn Store>, env: Env, settings: Settings) -> Self {
+        Self { inner: Arc::new(warm::Inner::new(store, env, settings)) }
+    }
+
+    /// Where time and chance come from.
+    pub fn env(&self) -> &Env {
+        &self.inner.env
+    }
+
+    /// The store.
+    pub fn store(&self) -> &Arc<dyn Store> {
+        &self.inner.store
+    }
+
+    /// The settings.
+    pub fn settings(&self) -> &Settings {
+        &self.inner.settings
+    }
+
+    /// What this process has counted since it began.
+    pub fn counters(&self) -> Counters {
+        self.inner.counts.read()
+    }
+}

@@ -1,0 +1,679 @@
+//! Appending to a partition: payload first, then one conditional write on its head.
+//!
+//! An [`Append`] carries records to one partition. It plans a write from what is known of the head, learns from each
+//! refusal (the refusal brings the head as it is), and plans again. Alone it commits commutatively: the conditions
+//! guard only what matters (the id set is the one that was checked and has none of these ids, there is room, the
+//! blob is younger than the collector's mark, nobody sleeps), so that writers with different ids do not disturb each
+//! other. As part of a transaction it is *pinned* to the tail that it knows, since a transaction returns no image
+//! that would tell the offsets. Batches of more ids than the head's set takes, and appends that wake sleepers, are
+//! pinned too.
+//!
+//! It never answers before the head names the segment, and never takes a lost reply for a failure: the segment's name
+//! in the head or a page is the proof.
+
+use std::{
+    collections::{BTreeSet, HashMap, VecDeque},
+    sync::Arc,
+};
+
+use bytes::Bytes;
+use tidewheel_store::{
+    Blob, Change, Commit, CommitError, Committed, Condition, Failed, Item, Value, Write,
+};
+use tokio::sync::oneshot;
+
+use crate::{
+    Engine, Error, GroupId, PartitionId, Pushed, Uuid,
+    head::{Descriptor, Head, Placed, commit_token, id_bytes},
+    keys, limits, message_id,
+    page::Page,
+    segment::{self, Packed, Segment, TransactionId, id_hash},
+    stream::StreamRecord,
+    view::{IdView, encode_page_ids},
+    warm::{Counts, Warm},
+};
+
+/// A record that wants into a partition.
+#[derive(Clone, Debug)]
+pub(crate) struct Candidate {
+    pub(crate) packed: Packed,
+    /// 0 without a transaction id.
+    hash: u64,
+}
+
+impl Candidate {
+    pub(crate) fn new(item: &crate::PushItem) -> Self {
+        Self {
+            hash: item.transaction_id.as_deref().map_or(0, id_hash),
+            packed: Packed {
+                transaction_id: item.transaction_id.as_deref().map(TransactionId::new),
+                key: item.key.clone(),
+                headers: item.headers.clone(),
+                payload: item.payload.clone(),
+            },
+        }
+    }
+}
+
+/// The segment of an append, packed for its head.
+struct Packing {
+    blob: Blob,
+    hashes: Arc<[u64]>,
+    /// Which candidates it holds, in order.
+    members: Vec<usize>,
+}
+
+/// One planned commit of an append.
+pub(crate) struct Plan {
+    pub(crate) blob: Blob,
+    pub(crate) writes: Vec<Write>,
+    /// What the head will be, if the plan is pinned.
+    after: Option<Head>,
+    /// The tail that was known when it was planned.
+    known_tail: u64,
+}
+
+/// Records on their way into one partition.
+pub(crate) struct Append {
+    engine: Engine,
+    stream: Arc<StreamRecord>,
+    id: PartitionId,
+    name: String,
+    warm: Arc<Warm>,
+    candidates: Vec<Candidate>,
+    outcomes: Vec<Option<Pushed>>,
+    packing: Option<Packing>,
+    /// The id set cannot be used for these ids: one of them meets another id's hash, or an expired copy.
+    clear_ids: bool,
+}
+
+impl Append {
+    pub(crate) fn new(
+        engine: &Engine,
+        stream: Arc<StreamRecord>,
+        partition: &str,
+        candidates: Vec<Candidate>,
+    ) -> Self {
+        let id = PartitionId::of(&stream.info.id, partition);
+        Self {
+            engine: engine.clone(),
+            id,
+            name: partition.to_owned(),
+            warm: engine.warm(&id),
+            outcomes: vec![None; candidates.len()],
+            candidates,
+            stream,
+            packing: None,
+            clear_ids: false,
+        }
+    }
+
+    pub(crate) fn id(&self) -> &PartitionId {
+        &self.id
+    }
+
+    pub(crate) fn stream_name(&self) -> &str {
+        &self.stream.info.name
+    }
+
+    pub(crate) fn warm(&self) -> &Arc<Warm> {
+        &self.warm
+    }
+
+    /// Plans the next commit; `None` when every record is decided and nothing is left to write.
+    pub(crate) async fn plan(
+        &mut self,
+        view: &mut IdView,
+        pinned: bool,
+    ) -> Result<Option<Plan>, Error> {
+        for _ in 0..limits::COMMIT_ATTEMPTS {
+            let head = match self.warm.head().filter(|h| h.stream_id == self.stream.info.id) {
+                Some(head) => Some(head),
+                None => self.engine.head(&self.id).await?,
+            };
+            let Some(head) = head else {
+                return self.plan_creation().await.map(Some);
+            };
+            self.decide_duplicates(view, &head, pinned).await?;
+            if self.outcomes.iter().all(Option::is_some) {
+                return Ok(None);
+            }
+            if head.segments.len() >= limits::HEAD_SEGMENTS {
+                self.roll(view, &head).await?;
+                continue;
+            }
+            return self.plan_append(&head, pinned).map(Some);
+        }
+        Err(Error::Busy)
+    }
+
+    /// Answers the records that were pushed before.
+    async fn decide_duplicates(
+        &mut self,
+        view: &mut IdView,
+        head: &Arc<Head>,
+        pinned: bool,
+    ) -> Result<(), Error> {
+        let window_us = self.stream.window_us();
+        self.clear_ids = false;
+        if window_us == 0 || self.candidates.iter().all(|c| c.hash == 0) {
+            return Ok(());
+        }
+        let open: Vec<usize> = (0..self.candidates.len())
+            .filter(|&i| self.outcomes[i].is_none() && self.candidates[i].hash != 0)
+            .collect();
+        // The set vouches for what came since its generation began; an append that is pinned to the tail, and one
+        // that meets the set, must have seen everything.
+        let in_set = |i: &usize| head.ids.contains(&id_bytes(self.candidates[*i].hash));
+        let full = head.ids.len() + open.len() > limits::HEAD_IDS;
+        let all = pinned || full || !head.asleep.is_empty() || open.iter().any(in_set);
+        let to = if all { head.tail } else { head.generation_tail };
+        view.sync(&self.engine, &self.id, head, to, window_us).await?;
+        let mut decided = false;
+        for i in open {
+            let hash = self.candidates[i].hash;
+            let Some(offset) = view.find(hash) else {
+                self.clear_ids |= head.ids.contains(&id_bytes(hash));
+                continue;
+            };
+            match self.confirm(head, offset, i, window_us).await? {
+                Some(outcome) => {
+                    self.outcomes[i] = Some(outcome);
+                    decided = true;
+                }
+                None => self.clear_ids |= head.ids.contains(&id_bytes(hash)),
+            }
+        }
+        if decided {
+            self.packing = None;
+        }
+        Ok(())
+    }
+
+    /// Confirms on the id itself that a record is a duplicate of the one at this offset.
+    async fn confirm(
+        &self,
+        head: &Arc<Head>,
+        offset: u64,
+        candidate: usize,
+        window_us: i64,
+    ) -> Result<Option<Pushed>, Error> {
+        let Some(id) = &self.candidates[candidate].packed.transaction_id else { return Ok(None) };
+        if offset < head.floor {
+            // Retention has taken the original, but it was there: the sender must not get a second copy.
+            return Ok(Some(Pushed::Duplicate { id: None, offset: Some(offset) }));
+        }
+        let read = self.engine.read_under(&self.id, head, offset, offset + 1, 1).await?;
+        let same = read.first().filter(|r| {
+            id.is(&r.transaction_id) && self.engine.env().now_us() - r.time_us < window_us
+        });
+        Ok(same.map(|r| Pushed::Duplicate { id: Some(r.id), offset: Some(offset) }))
+    }
+
+    /// Packs the undecided records under a name that is younger than the mark.
+    fn pack(&mut self, mark_us: i64) -> Result<&Packing, Error> {
+        let stale = |p: &Packing| p.blob.name.made_us().is_none_or(|made| made <= mark_us);
+        if self.packing.as_ref().is_none_or(stale) {
+            let members: Vec<usize> =
+                (0..self.candidates.len()).filter(|&i| self.outcomes[i].is_none()).collect();
+            let hashes: Vec<u64> = members.iter().map(|&i| self.candidates[i].hash).collect();
+            let records: Vec<Packed> =
+                members.iter().map(|&i| self.candidates[i].packed.clone()).collect();
+            let body = segment::encode(&records, &hashes)?;
+            let blob = Blob::fresh(segment::owner(&self.id), body, self.engine.env());
+            self.packing = Some(Packing { blob, hashes: hashes.into(), members });
+        }
+        self.packing.as_ref().ok_or(Error::Busy)
+    }
+
+    /// The members of the id set that this append brings: its ids, or its own token if it has none.
+    fn set_members(&self, packing: &Packing) -> BTreeSet<Bytes> {
+        let mut members: BTreeSet<Bytes> = BTreeSet::new();
+        if self.stream.window_us() > 0 {
+            members.extend(packing.hashes.iter().filter(|&&h| h != 0).map(|&h| id_bytes(h)));
+        }
+        // A record without an id would let a late copy of the whole append in.
+        if members.is_empty() {
+            members.insert(id_bytes(commit_token(&packing.blob.name.id)));
+        }
+        members
+    }
+
+    fn plan_append(&mut self, head: &Arc<Head>, pinned: bool) -> Result<Plan, Error> {
+        self.pack(head.mark_us)?;
+        let Some(packing) = &self.packing else { return Err(Error::Busy) };
+        let members = self.set_members(packing);
+        let full = head.ids.len() + members.len() > limits::HEAD_IDS || self.clear_ids;
+        let pinned = pinned || full || !head.asleep.is_empty();
+        let count = packing.members.len() as u64;
+        let descriptor = Descriptor {
+            blob: packing.blob.name.id.clone(),
+            count,
+            bytes: packing.blob.body.len() as u64,
+        };
+        let mut changes = vec![
+            Change::Add("tail".into(), count as i64),
+            Change::Append("segs".into(), vec![descriptor.encode()]),
+        ];
+        let mut conditions = vec![
+            Condition::Equals("gen".into(), head.generation.into()),
+            Condition::ShorterThan("segs".into(), limits::HEAD_SEGMENTS),
+            Condition::LessThan("mark".into(), packing.blob.name.made_us().unwrap_or(0)),
+        ];
+        if full {
+            changes.push(Change::Add("gen".into(), 1));
+            changes.push(Change::Set("gen_tail".into(), ((head.tail + count) as i64).into()));
+            changes.push(Change::Remove("ids".into()));
+        } else {
+            let room = limits::HEAD_IDS + 1 - members.len();
+            conditions.push(Condition::ShorterThan("ids".into(), room));
+            for member in &members {
+                conditions.push(Condition::SetLacks("ids".into(), member.clone()));
+            }
+            changes.push(Change::IncludeBytes("ids".into(), members));
+        }
+        if pinned {
+            conditions.push(Condition::Equals("tail".into(), (head.tail as i64).into()));
+        }
+        let mut writes = Vec::new();
+        if head.asleep.is_empty() {
+            conditions.push(Condition::Lacks("asleep".into()));
+        } else {
+            conditions.push(Condition::Equals("asleep".into(), Value::StrSet(head.asleep.clone())));
+            changes.push(Change::Remove("asleep".into()));
+            writes.extend(head.asleep.iter().filter_map(|g| self.ready_write(g)));
+        }
+        let mut write = Write::update(keys::head(&self.id), changes);
+        write.conditions = conditions;
+        writes.insert(0, write);
+        let after = if pinned { Some(self.after(&writes[0], Some(&head.encode()))?) } else { None };
+        Ok(Plan { blob: packing.blob.clone(), writes, after, known_tail: head.tail })
+    }
+
+    /// The head as a write to it will leave it.
+    fn after(&self, write: &Write, before: Option<&Item>) -> Result<Head, Error> {
+        match write.apply(before) {
+            Ok(Some(Some(item))) => Head::decode(&self.id, &item),
+            _ => Err(Error::Corrupt(format!(
+                "an append does not fit the head of partition {}",
+                self.id
+            ))),
+        }
+    }
+
+    fn ready_write(&self, group: &str) -> Option<Write> {
+        let bytes = u128::from_str_radix(group, 16).ok()?.to_be_bytes();
+        let group = GroupId(Uuid::from_bytes(bytes));
+        Some(self.engine.ready_put(&group, &self.id))
+    }
+
+    /// Plans the partition's first append, which makes it: head, entry in the stream's list, and a ready entry for
+    /// every group, on the condition that there is no other group.
+    async fn plan_creation(&mut self) -> Result<Plan, Error> {
+        Error::check_name("the partition's name", &self.name)?;
+        self.pack(0)?;
+        let Some(packing) = &self.packing else { return Err(Error::Busy) };
+        let members = self.set_members(packing);
+        let count = packing.members.len() as u64;
+        let mut head =
+            Head::new(&self.stream.info.name, self.stream.info.id, &self.name, self.stream.version);
+        head.tail = count;
+        head.segments.push(Descriptor {
+            blob: packing.blob.name.id.clone(),
+            count,
+            bytes: packing.blob.body.len() as u64,
+        });
+        if members.len() <= limits::HEAD_IDS {
+            head.ids = members;
+        } else {
+            head.generation = 1;
+            head.generation_tail = count;
+        }
+        let entry = Item::new().with("name", self.name.as_str());
+        let mut writes = vec![
+            Write::put(keys::head(&self.id), head.encode()).when(Condition::Absent),
+            Write::put(keys::partition_entry(&self.stream.info.id, &self.id), entry),
+            Write::check(keys::stream(&self.stream.info.name))
+                .when(Condition::Equals("id".into(), self.stream.info.id.to_string().into()))
+                .when(Condition::Equals("version".into(), self.stream.version.into())),
+        ];
+        writes.extend(self.stream.groups.iter().filter_map(|g| self.ready_write(g)));
+        let after = Some(self.after(&writes[0], None)?);
+        Ok(Plan { blob: packing.blob.clone(), writes, after, known_tail: 0 })
+    }
+
+    /// Learns from a refusal. `failed` holds the failed writes of this append's plan, by their place in it.
+    ///
+    /// # Errors
+    /// [`Error::StreamNotFound`] if the stream is gone; the caller may begin again with a new one.
+    pub(crate) async fn learn(&mut self, failed: &[Failed]) -> Result<(), Error> {
+        Counts::add(&self.engine.inner.counts.append_conflicts, 1);
+        for failure in failed {
+            match (failure.write, &failure.current) {
+                (0, Some(item)) => self.warm.learn(Arc::new(Head::decode(&self.id, item)?)),
+                (0, None) => {
+                    self.warm.forget();
+                    self.reread_stream().await?;
+                }
+                (2, _) if self.warm.head().is_none() => self.reread_stream().await?,
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    async fn reread_stream(&mut self) -> Result<(), Error> {
+        let name = self.stream.info.name.clone();
+        match self.engine.reread_stream(&name).await? {
+            Some(record) if record.info.id == self.stream.info.id => self.stream = record,
+            _ => return Err(Error::StreamNotFound(name)),
+        }
+        Ok(())
+    }
+
+    /// After a lost reply: true if the plan's segment is in the log. The records are decided then.
+    ///
+    /// A reply can be lost before the request arrives. If the segment is not found the same plan may be committed
+    /// again: its conditions refuse whichever copy comes second.
+    pub(crate) async fn resolve(&mut self, view: &mut IdView, plan: &Plan) -> Result<bool, Error> {
+        let Some(head) = self.engine.head(&self.id).await? else { return Ok(false) };
+        let blob = &plan.blob.name.id;
+        let mut placed = head.find(blob);
+        let mut before = head.base;
+        while placed.is_none() && before > plan.known_tail {
+            let Some(page) = self.engine.page_below(&self.id, before).await? else { break };
+            placed = page.placed().find(|p| p.descriptor.blob == *blob);
+            before = page.base;
+        }
+        let Some(placed) = placed else { return Ok(false) };
+        Counts::add(&self.engine.inner.counts.outcomes_resolved, 1);
+        self.decided(view, &placed);
+        self.engine.announce(&self.stream.info.name, &self.id, head.tail);
+        Ok(true)
+    }
+
+    /// Takes note that the plan was committed.
+    pub(crate) fn finish(
+        &mut self,
+        view: &mut IdView,
+        plan: &Plan,
+        committed: &Committed,
+    ) -> Result<(), Error> {
+        let head = match (&committed.image, &plan.after) {
+            (Some(image), _) => Head::decode(&self.id, image)?,
+            // A transaction brings no image, but it was pinned: what it left is known.
+            (None, Some(after)) => after.clone(),
+            (None, None) => {
+                return Err(Error::Corrupt("a commit of one write without an image".into()));
+            }
+        };
+        let placed = head.find(&plan.blob.name.id);
+        let tail = head.tail;
+        self.warm.learn(Arc::new(head));
+        let Some(placed) = placed else {
+            return Err(Error::Corrupt("an appended segment is not in its head".into()));
+        };
+        self.decided(view, &placed);
+        self.engine.announce(&self.stream.info.name, &self.id, tail);
+        Ok(())
+    }
+
+    fn decided(&mut self, view: &mut IdView, placed: &Placed) {
+        let Some(packing) = self.packing.take() else { return };
+        for (offset, &i) in (placed.base..).zip(&packing.members) {
+            let id = message_id(&self.id, offset, placed.time_us);
+            self.outcomes[i] = Some(Pushed::Queued { id, offset });
+        }
+        let counts = &self.engine.inner.counts;
+        Counts::add(&counts.appends, 1);
+        Counts::add(&counts.records_pushed, packing.members.len());
+        view.appended(placed, Arc::clone(&packing.hashes));
+        let records: Vec<Packed> =
+            packing.members.iter().map(|&i| self.candidates[i].packed.clone()).collect();
+        let weight = packing.blob.body.len() as u64 * 2 + 160 * records.len() as u64;
+        let segment = Segment { hashes: packing.hashes.to_vec(), records, weight };
+        self.engine.remember_segment(&self.id, &packing.blob.name.id, segment);
+    }
+
+    /// What became of each record, in the order they were given.
+    pub(crate) fn outcomes(self) -> Vec<Pushed> {
+        let undecided = || Pushed::Refused(Error::Busy);
+        self.outcomes.into_iter().map(|o| o.unwrap_or_else(undecided)).collect()
+    }
+
+    /// The first record that was pushed before, if any.
+    pub(crate) fn first_duplicate(&self) -> Option<String> {
+        self.outcomes
+            .iter()
+            .position(|o| matches!(o, Some(Pushed::Duplicate { .. })))
+            .and_then(|i| self.candidates[i].packed.transaction_id.as_ref())
+            .map(ToString::to_string)
+    }
+
+    /// Moves the head's full list into an index page.
+    async fn roll(&mut self, view: &mut IdView, head: &Arc<Head>) -> Result<(), Error> {
+        let window_us = self.stream.window_us();
+        let mut ids = None;
+        if window_us > 0 {
+            view.sync(&self.engine, &self.id, head, head.tail, window_us).await?;
+            let mut runs = Vec::with_capacity(head.segments.len());
+            for placed in head.placed() {
+                let hashes = match view.hashes(placed.base) {
+                    Some(hashes) => hashes,
+                    None => {
+                        let segment = self.engine.segment(&self.id, &placed.descriptor).await?;
+                        segment.hashes.as_slice().into()
+                    }
+                };
+                runs.push((placed.descriptor.count, hashes));
+            }
+            ids = encode_page_ids(&runs)
+                .map(|body| Blob::fresh(segment::owner(&self.id), body, self.engine.env()));
+        }
+        let page = Page::of(head, ids.as_ref().map(|b| b.name.id.clone()));
+        let rolled = Write::update(
+            keys::head(&self.id),
+            vec![
+                Change::Set("base".into(), (head.tail as i64).into()),
+                Change::Set("base_us".into(), head.last_us().into()),
+                Change::Set("segs".into(), Value::List(Vec::new())),
+                Change::Add("gen".into(), 1),
+                Change::Set("gen_tail".into(), (head.tail as i64).into()),
+                Change::Remove("ids".into()),
+            ],
+        )
+        .when(Condition::Equals("tail".into(), (head.tail as i64).into()))
+        .when(Condition::Equals("base".into(), (head.base as i64).into()))
+        .when(Condition::Equals("gen".into(), head.generation.into()))
+        .when(Condition::LessThan(
+            "mark".into(),
+            ids.as_ref().and_then(|b| b.name.made_us()).unwrap_or(i64::MAX),
+        ));
+        let put =
+            Write::put(keys::page(&self.id, head.base), page.encode()).when(Condition::Absent);
+        let mut commit = Commit::all(vec![rolled.clone(), put]);
+        commit.blobs.extend(ids);
+        match self.engine.commit(commit).await {
+            Ok(_) => {
+                Counts::add(&self.engine.inner.counts.rolls, 1);
+                let item = rolled.apply(Some(&head.encode())).ok().flatten().flatten();
+                if let Some(item) = item {
+                    self.warm.learn(Arc::new(Head::decode(&self.id, &item)?));
+                }
+                Ok(())
+            }
+            // Rolled by somebody, perhaps by us; or the tail has moved. The head tells.
+            Err(CommitError::Conflict(_) | CommitError::Unknown(_)) => {
+                self.engine.head(&self.id).await.map(|_| ())
+            }
+            Err(e) => Err(e.into()),
+        }
+    }
+
+    /// Commits alone until every record is decided.
+    async fn run(&mut self, view: &mut IdView) -> Result<(), Error> {
+        for attempt in 0..limits::COMMIT_ATTEMPTS {
+            let Some(plan) = self.plan(view, false).await? else { return Ok(()) };
+            let commit = Commit { blobs: vec![plan.blob.clone()], writes: plan.writes.clone() };
+            match self.engine.commit(commit).await {
+                Ok(committed) => return self.finish(view, &plan, &committed),
+                Err(CommitError::Conflict(failed)) => {
+                    self.learn(&failed).await?;
+                    // What refused us may be our own earlier attempt.
+                    if attempt > 0 && self.resolve(view, &plan).await? {
+                        return Ok(());
+                    }
+                }
+                Err(CommitError::Unknown(_)) => {
+                    if self.resolve(view, &plan).await? {
+                        return Ok(());
+                    }
+                }
+                Err(e) => return Err(e.into()),
+            }
+        }
+        Err(Error::Busy)
+    }
+}
+
+/// A caller's records that wait for their turn at a partition.
+struct Waiter {
+    stream: Arc<StreamRecord>,
+    candidates: Vec<Candidate>,
+    reply: oneshot::Sender<Result<Vec<Pushed>, Error>>,
+}
+
+/// Callers of one process that want into the same partition. While one commit is under way the others gather, and the
+/// next commit takes all of them in one segment.
+#[derive(Default)]
+pub(crate) struct Lane {
+    busy: bool,
+    waiting: VecDeque<Waiter>,
+}
+
+impl Engine {
+    /// Appends records to a partition, together with what other callers bring meanwhile.
+    pub(crate) async fn append(
+        &self,
+        stream: &Arc<StreamRecord>,
+        partition: &str,
+        candidates: Vec<Candidate>,
+    ) -> Result<Vec<Pushed>, Error> {
+        let warm = self.warm(&PartitionId::of(&stream.info.id, partition));
+        let (reply, answer) = oneshot::channel();
+        let idle = {
+            let mut lane = warm.lane.lock();
+            lane.waiting.push_back(Waiter { stream: Arc::clone(stream), candidates, reply });
+            !std::mem::replace(&mut lane.busy, true)
+        };
+        if idle {
+            // A task of its own: a caller that goes away must not take the others' commit with it.
+            tokio::spawn(drive(self.clone(), partition.to_owned(), warm));
+        }
+        answer
+            .await
+            .unwrap_or_else(|_| Err(Error::Unknown("the append was interrupted".to_owned())))
+    }
+}
+
+/// Commits what waits in a partition's lane until nothing does.
+async fn drive(engine: Engine, partition: String, warm: Arc<Warm>) {
+    let mut reopen = Reopen { warm: &warm, armed: true };
+    while let Some(batch) = next_batch(&warm) {
+        append_batch(&engine, &partition, &warm, batch).await;
+    }
+    reopen.armed = false;
+}
+
+/// Reopens a lane whose driver went away unfinished, so that the next caller drives it.
+struct Reopen<'a> {
+    warm: &'a Warm,
+    armed: bool,
+}
+
+impl Drop for Reopen<'_> {
+    fn drop(&mut self) {
+        if self.armed {
+            self.warm.lane.lock().busy = false;
+        }
+    }
+}
+
+/// Takes the callers at the front of the lane that fit in one segment and share a stream record; closes the lane when
+/// there are none.
+fn next_batch(warm: &Warm) -> Option<Vec<Waiter>> {
+    let mut lane = warm.lane.lock();
+    let first = lane.waiting.pop_front();
+    let Some(first) = first else {
+        lane.busy = false;
+        return None;
+    };
+    let size = |w: &Waiter| w.candidates.iter().map(|c| c.packed.payload.len()).sum::<usize>();
+    let mut bytes = size(&first);
+    let mut records = first.candidates.len();
+    let mut batch = vec![first];
+    while let Some(next) = lane.waiting.front() {
+        bytes += size(next);
+        records += next.candidates.len();
+        let fits = bytes <= limits::SEGMENT_BYTES / 8 && records <= limits::BATCH_RECORDS / 8;
+        if !fits || next.stream.info.id != batch[0].stream.info.id {
+            break;
+        }
+        batch.extend(lane.waiting.pop_front());
+    }
+    Some(batch)
+}
+
+async fn append_batch(engine: &Engine, partition: &str, warm: &Arc<Warm>, batch: Vec<Waiter>) {
+    let stream = Arc::clone(&batch[batch.len() - 1].stream);
+    let dedup = stream.window_us() > 0;
+    // A repeat within the batch is a duplicate of the first, like any other.
+    let mut first_of: HashMap<String, usize> = HashMap::new();
+    let mut candidates = Vec::new();
+    let mut places: Vec<Vec<(usize, bool)>> = Vec::with_capacity(batch.len());
+    let mut replies = Vec::with_capacity(batch.len());
+    for waiter in batch {
+        let mut own = Vec::with_capacity(waiter.candidates.len());
+        if !dedup {
+            first_of.clear();
+        }
+        for candidate in waiter.candidates {
+            let at = candidates.len();
+            let id = candidate.packed.transaction_id.as_ref().map(ToString::to_string);
+            match id.map(|id| *first_of.entry(id).or_insert(at)) {
+                Some(first) if first != at => own.push((first, true)),
+                _ => {
+                    own.push((at, false));
+                    candidates.push(candidate);
+                }
+            }
+        }
+        places.push(own);
+        replies.push(waiter.reply);
+    }
+    let mut append = Append::new(engine, stream, partition, candidates);
+    let result = {
+        let mut view = warm.append.lock().await;
+        append.run(&mut view).await
+    };
+    let outcomes = append.outcomes();
+    for (reply, own) in replies.into_iter().zip(places) {
+        let answer = match &result {
+            Err(e) => Err(e.clone()),
+            Ok(()) => {
+                Ok(own.iter().map(|&(at, repeat)| answer_for(&outcomes[at], repeat)).collect())
+            }
+        };
+        // A caller that went away hears nothing; what it pushed is there all the same.
+        let _ = reply.send(answer);
+    }
+}
+
+fn answer_for(outcome: &Pushed, repeat: bool) -> Pushed {
+    match outcome {
+        Pushed::Queued { id, offset } if repeat => {
+            Pushed::Duplicate { id: Some(*id), offset: Some(*offset) }
+        }
+        other => other.clone(),
+    }
+}

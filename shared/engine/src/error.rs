@@ -1,0 +1,106 @@
+//! What the engine refuses, and why. A message names the ids and limits that a person needs; no message carries a
+//! payload or a secret.
+
+use tidewheel_store::{CommitError, ReadError};
+
+use crate::limits;
+
+/// Why an operation did not happen.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum Error {
+    /// A name that is empty where it may not be, or too long.
+    #[error("{what} has {bytes} bytes; 1 to {limit} are allowed")]
+    Name {
+        /// Whose name.
+        what: &'static str,
+        /// Its length.
+        bytes: usize,
+        /// The limit.
+        limit: usize,
+    },
+    /// A value outside its limit.
+    #[error("{what} is {got}; the limit is {limit}")]
+    Limit {
+        /// Of what.
+        what: &'static str,
+        /// What was asked for.
+        got: usize,
+        /// The limit.
+        limit: usize,
+    },
+    /// A request whose parts do not fit together.
+    #[error("{0}")]
+    Invalid(String),
+    /// No such stream.
+    #[error("stream `{0}` not found")]
+    StreamNotFound(String),
+    /// No such partition.
+    #[error("partition not found")]
+    PartitionNotFound,
+    /// No such query.
+    #[error("query not found")]
+    QueryNotFound,
+    /// The group has never popped here.
+    #[error("consumer not found: group `{0}` has never popped from this partition")]
+    GroupNotFound(String),
+    /// The lease is not, or no longer, the one that was granted.
+    #[error("invalid or expired lease")]
+    Lease,
+    /// The computation that this commit carries read a state that has changed since.
+    #[error("stale state: key `{key}` was deleted by another cycle since it was read")]
+    StaleState {
+        /// The state key.
+        key: String,
+    },
+    /// The store takes no more at the moment, or others are always first. Nothing was written.
+    #[error("the store is busy: nothing was written, try again")]
+    Busy,
+    /// The store is out of order. Nothing was written.
+    #[error("the store is out of order: {0}")]
+    Unavailable(String),
+    /// What is stored is damaged; it is not served.
+    #[error("stored data is damaged: {0}")]
+    Corrupt(String),
+    /// The outcome could not be found out: it may have happened or not. Repeating with the same ids is safe.
+    #[error("the outcome is unknown: {0}; repeating the request with the same ids is safe")]
+    Unknown(String),
+}
+
+impl Error {
+    /// Checks a name's length.
+    pub(crate) fn check_name(what: &'static str, name: &str) -> Result<(), Error> {
+        if name.is_empty() || name.len() > limits::NAME_BYTES {
+            return Err(Error::Name { what, bytes: name.len(), limit: limits::NAME_BYTES });
+        }
+        Ok(())
+    }
+
+    /// True if the same request may succeed later.
+    pub fn is_transient(&self) -> bool {
+        matches!(self, Error::Busy | Error::Unavailable(_) | Error::Unknown(_))
+    }
+}
+
+impl From<ReadError> for Error {
+    fn from(e: ReadError) -> Self {
+        match e {
+            ReadError::Throttled => Error::Busy,
+            ReadError::Invalid(e) => Error::Invalid(e.to_string()),
+            ReadError::Unavailable(e) => Error::Unavailable(e),
+            ReadError::Corrupt { .. } => Error::Corrupt(e.to_string()),
+        }
+    }
+}
+
+impl From<CommitError> for Error {
+    fn from(e: CommitError) -> Self {
+        match e {
+            CommitError::Conflict(_) | CommitError::Contended | CommitError::Throttled => {
+                Error::Busy
+            }
+            CommitError::Invalid(e) => Error::Invalid(e.to_string()),
+            CommitError::Unavailable(e) => Error::Unavailable(e),
+            CommitError::Unknown(e) => Error::Unknown(e),
+        }
+    }
+}

@@ -1,0 +1,122 @@
+//! The key layout: every kind of head, its key, its attributes, and the conditions that are ever put on it.
+//!
+//! | kind | pk | sk | attributes | conditions |
+//! |---|---|---|---|---|
+//! | stream | `s#<stream>` | `stream` | `id` `namespace` `task` `options` (JSON) `created_us` `version` `groups` (set of group ids, simple) | absent; version equals; groups shorter than |
+//! | group | `g#<stream id>` | `<group>` | `gid` `joined` (version at which it joined) `mode` `from_us` `joined_us` `scan` (partitions up to here are visited; absent when all are) | absent; gid equals; scan equals |
+//! | stream list | `streams` | `<stream>` | none | none |
+//! | gone streams | `gone` | `<stream id>` | `name` `groups`: what is still to be swept | none |
+//! | partition list | `sp#<stream id>` | `<partition id>` | `name` | none |
+//! | partition head | `p#<partition id>` | `head` | see [`crate::head`] | absent; tail, gen, asleep equal; gen equals, ids lack, segs and ids shorter than, mark less than, asleep lacking |
+//! | index page | `p#<partition id>` | `page#<base, 16 hex digits>` | see [`crate::page`] | absent |
+//! | cursor | `c#<cursor id>` | `cursor` | see [`crate::cursor`] | absent; epoch equals; lease equals |
+//! | ready entry | `r#<group id>#<shard>` | `<partition id>` | `version` (chance) | version equals |
+//! | dead letter | `d#<stream id>` | `<failed_us, 16 hex>#<partition id>#<offset, 16 hex>#<group id>` | see [`crate::dead_letter`] | none |
+//! | query | `q#<query id>` | `query` | `name` `hash` `source` `sink` `created_us` `version` | absent; version equals |
+//! | state head | `qs#<query id>#<shard>` | `<partition id>` | see [`crate::state`] | absent; seq equals |
+//! | table head | `t#<stream id>` | `table` | of the `tables` crate | of the `tables` crate |
+//!
+//! Blobs: a segment or a page's ids belong to the owner `<partition id, simple>`; deltas and snapshots of a state to
+//! `<derived from query and partition, simple>`; a large dead letter's payload to its partition.
+//!
+//! What is persisted here must stay stable.
+
+use tidewheel_store::Key;
+
+use crate::{CursorId, GroupId, PartitionId, Uuid};
+
+/// Shards of a group's ready entries. One key takes 500 idle-to-busy edges a second, and every empty pop reads all
+/// shards, so one is right until a group has more edges than that.
+pub(crate) const READY_SHARDS: u8 = 1;
+
+/// Shards of a query's state heads.
+pub(crate) const STATE_SHARDS: u8 = 16;
+
+pub(crate) const STREAMS: &str = "streams";
+
+pub(crate) fn stream(name: &str) -> Key {
+    Key::new(format!("s#{name}"), "stream")
+}
+
+pub(crate) fn groups_pk(stream: &Uuid) -> String {
+    format!("g#{stream}")
+}
+
+pub(crate) fn group(stream: &Uuid, group: &str) -> Key {
+    Key::new(groups_pk(stream), group)
+}
+
+pub(crate) fn stream_entry(name: &str) -> Key {
+    Key::new(STREAMS, name)
+}
+
+pub(crate) const GONE: &str = "gone";
+
+pub(crate) fn gone(stream: &Uuid) -> Key {
+    Key::new(GONE, stream.to_string())
+}
+
+pub(crate) fn partitions_pk(stream: &Uuid) -> String {
+    format!("sp#{stream}")
+}
+
+pub(crate) fn partition_entry(stream: &Uuid, partition: &PartitionId) -> Key {
+    Key::new(partitions_pk(stream), partition.to_string())
+}
+
+pub(crate) fn partition_pk(partition: &PartitionId) -> String {
+    format!("p#{partition}")
+}
+
+pub(crate) fn head(partition: &PartitionId) -> Key {
+    Key::new(partition_pk(partition), "head")
+}
+
+pub(crate) fn page_sk(base: u64) -> String {
+    format!("page#{base:016x}")
+}
+
+pub(crate) fn page(partition: &PartitionId, base: u64) -> Key {
+    Key::new(partition_pk(partition), page_sk(base))
+}
+
+pub(crate) fn cursor(cursor: &CursorId) -> Key {
+    Key::new(format!("c#{}", cursor.0), "cursor")
+}
+
+pub(crate) fn ready_pk(group: &GroupId, shard: u8) -> String {
+    format!("r#{}#{shard}", group.0.simple())
+}
+
+pub(crate) fn ready(group: &GroupId, partition: &PartitionId) -> Key {
+    let shard = partition.0.as_bytes()[0] % READY_SHARDS;
+    Key::new(ready_pk(group, shard), partition.to_string())
+}
+
+pub(crate) fn dead_letters_pk(stream: &Uuid) -> String {
+    format!("d#{stream}")
+}
+
+pub(crate) fn dead_letter(
+    stream: &Uuid,
+    failed_us: i64,
+    partition: &PartitionId,
+    offset: u64,
+    group: &GroupId,
+) -> Key {
+    let group = group.0.simple();
+    Key::new(dead_letters_pk(stream), format!("{failed_us:016x}#{partition}#{offset:016x}#{group}"))
+}
+
+pub(crate) fn query(id: &Uuid) -> Key {
+    Key::new(format!("q#{id}"), "query")
+}
+
+pub(crate) fn states_pk(query: &Uuid, shard: u8) -> String {
+    format!("qs#{query}#{shard}")
+}
+
+pub(crate) fn state(query: &Uuid, partition: &PartitionId) -> Key {
+    let shard = partition.0.as_bytes()[1] % STATE_SHARDS;
+    Key::new(states_pk(query, shard), partition.to_string())
+}

@@ -1,0 +1,95 @@
+//! The engine's limits, in one place. Every limit that a user can meet is named in the error that refuses.
+
+use std::time::Duration;
+
+use tidewheel_store::limits as store;
+
+/// Bytes of a stream's, partition's or group's name.
+pub const NAME_BYTES: usize = 512;
+
+/// Bytes of a transaction id.
+pub const TRANSACTION_ID_BYTES: usize = 65_535;
+
+/// Bytes of one record's payload.
+pub const PAYLOAD_BYTES: usize = 16 * 1024 * 1024;
+
+/// Records of one push that go to one partition.
+pub const BATCH_RECORDS: usize = 100_000;
+
+/// Bytes of payloads in one segment. A push of more to one partition is refused.
+pub const SEGMENT_BYTES: usize = 48 * 1024 * 1024;
+
+/// Segment descriptors in a partition's head before they are rolled into an index page.
+pub const HEAD_SEGMENTS: usize = 24;
+
+/// Id hashes in a partition's head. A batch of more ids commits on the condition that the tail has not moved.
+pub const HEAD_IDS: usize = 64;
+
+/// Groups of one stream: a push may have to wake them all in one transaction.
+pub const GROUPS: usize = 90;
+
+/// Attempts to commit before a caller is told to come back. Each failed attempt has learnt something, so this
+/// many means that the store is contended, not that we were unlucky.
+pub const COMMIT_ATTEMPTS: usize = 64;
+
+/// Messages in one pop when the caller names no number.
+pub const POP_BATCH: usize = 200;
+
+/// Messages in one pop.
+pub const POP_BATCH_MAX: usize = 10_000;
+
+/// Bytes of payloads in one pop; a pop answers at least one message whatever its size.
+pub const POP_BYTES: usize = 8 * 1024 * 1024;
+
+/// Partitions in one pop.
+pub const POP_PARTITIONS_MAX: usize = 64;
+
+/// The longest a pop waits.
+pub const POP_WAIT_MAX: Duration = Duration::from_secs(60);
+
+/// Lease of a pop on a stream that was created by a push, seconds.
+pub const LEASE_SECONDS: i64 = 60;
+
+/// Lease that a stream gets by `configure` when it names none, seconds.
+pub const CONFIGURED_LEASE_SECONDS: i64 = 300;
+
+/// The longest lease, seconds.
+pub const LEASE_SECONDS_MAX: i64 = 12 * 3600;
+
+/// Sink partitions of one cycle: the transaction also holds the cursor, the state and up to
+/// [`GROUPS`] ready entries.
+pub const CYCLE_SINK_PARTITIONS: usize = 24;
+
+/// Partitions that one transaction may push to or acknowledge in.
+pub const TRANSACTION_PARTITIONS: usize = 32;
+
+/// Deltas behind a state's snapshot before they are folded into a new one.
+pub const STATE_DELTAS: usize = 32;
+
+/// Bytes of all deltas behind a snapshot, beyond which they are folded early.
+pub const STATE_DELTA_BYTES: usize = 1024 * 1024;
+
+/// Bytes of one state key.
+pub const STATE_KEY_BYTES: usize = 16 * 1024;
+
+/// Bytes of all rows of a query's state on one partition, unpacked.
+pub const STATE_BYTES: usize = 48 * 1024 * 1024;
+
+/// Bytes of one query's name.
+pub const QUERY_NAME_BYTES: usize = 512;
+
+/// Default deduplication window, seconds.
+pub const DEDUP_WINDOW_SECONDS: i64 = 3600;
+
+/// Bytes of segments kept in memory, decoded.
+pub const SEGMENT_CACHE_BYTES: u64 = 256 * 1024 * 1024;
+
+/// How old an unreachable blob must be before the collector may delete it. A writer frozen for longer finds its blob
+/// refused.
+pub const BLOB_GRACE: Duration = Duration::from_secs(15 * 60);
+
+/// How long data below the floor is kept before it is deleted: readers who hold a position there finish.
+pub const FLOOR_GRACE: Duration = Duration::from_secs(60);
+
+const _: () = assert!(GROUPS + 4 <= store::TRANSACTION_ITEMS);
+const _: () = assert!(SEGMENT_BYTES + SEGMENT_BYTES / 4 < store::BLOB_BYTES);

@@ -1,0 +1,463 @@
+//! What goes in and comes out of the engine: plain values, no behaviour.
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use bytes::Bytes;
+
+use crate::{PartitionId, StreamOptions, Uuid};
+
+/// The partition of a push that names none.
+pub const DEFAULT_PARTITION: &str = "Default";
+
+/// The group of a pop that names none.
+pub const QUEUE_MODE_GROUP: &str = "__QUEUE_MODE__";
+
+/// A stream as it is.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StreamInfo {
+    /// Its name.
+    pub name: String,
+    /// Its id. It never changes; a stream that is deleted and comes back has another.
+    pub id: Uuid,
+    /// Label for discovery.
+    pub namespace: String,
+    /// Label for discovery.
+    pub task: String,
+    /// Options in force.
+    pub options: StreamOptions,
+    /// When it was made, µs.
+    pub created_us: i64,
+}
+
+/// A partition of a stream.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PartitionInfo {
+    /// Its id.
+    pub id: PartitionId,
+    /// The stream's name.
+    pub stream: String,
+    /// Its own name.
+    pub name: String,
+}
+
+/// How far a partition reaches: offsets `floor..tail` can be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Extent {
+    /// The lowest offset that can be read.
+    pub floor: u64,
+    /// The offset that the next record gets.
+    pub tail: u64,
+}
+
+/// What `configure` changes. Absent parts keep their value.
+#[derive(Clone, Debug, Default)]
+pub struct Configure {
+    /// Label for discovery.
+    pub namespace: Option<String>,
+    /// Label for discovery.
+    pub task: Option<String>,
+    /// Options by name, as [`StreamOptions::merged`] takes them.
+    pub options: serde_json::Map<String, serde_json::Value>,
+    /// Starts from the defaults instead of the present options.
+    pub replace: bool,
+}
+
+/// One record to push.
+#[derive(Clone, Debug, Default)]
+pub struct PushItem {
+    /// The stream.
+    pub stream: String,
+    /// The partition; [`DEFAULT_PARTITION`] if empty.
+    pub partition: String,
+    /// The payload, exactly as it will come out again.
+    pub payload: Bytes,
+    /// The sender's id for deduplication.
+    pub transaction_id: Option<String>,
+    /// A key, for order and compaction.
+    pub key: Option<String>,
+    /// Headers, opaque.
+    pub headers: Option<Bytes>,
+}
+
+/// What became of a pushed record.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Pushed {
+    /// Stored.
+    Queued {
+        /// The message's id.
+        id: Uuid,
+        /// Its offset.
+        offset: u64,
+    },
+    /// Stored before under the same transaction id.
+    Duplicate {
+        /// The original's id; `None` when it cannot be read any more.
+        id: Option<Uuid>,
+        /// The original's offset; `None` when it cannot be found any more.
+        offset: Option<u64>,
+    },
+    /// Not stored.
+    Refused(crate::Error),
+}
+
+/// A record as it is read.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Record {
+    /// Its place in the partition, from 0.
+    pub offset: u64,
+    /// Served time, µs: never decreases along a partition.
+    pub time_us: i64,
+    /// The message's id.
+    pub id: Uuid,
+    /// The sender's id, or the message's id if the sender gave none.
+    pub transaction_id: String,
+    /// The key.
+    pub key: Option<String>,
+    /// Headers.
+    pub headers: Option<Bytes>,
+    /// The payload, exactly as it came.
+    pub payload: Bytes,
+}
+
+/// A run of records.
+#[derive(Clone, Debug)]
+pub struct Read {
+    /// The records, by offset, without a hole; empty when `from` is the tail.
+    pub records: Vec<Record>,
+    /// The offset after the last one.
+    pub next: u64,
+    /// How far the partition reached.
+    pub extent: Extent,
+}
+
+/// Where a new group starts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SubscriptionMode {
+    /// From the oldest record.
+    All,
+    /// From the moment of registration.
+    #[default]
+    New,
+    /// From the first record of this time or later, µs.
+    From(i64),
+}
+
+/// What to pop from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PopTarget {
+    /// One partition of a stream.
+    Partition {
+        /// The stream.
+        stream: String,
+        /// The partition's name.
+        partition: String,
+    },
+    /// Any partition of a stream.
+    Stream {
+        /// The stream.
+        stream: String,
+    },
+    /// Any partition of any stream with these labels; an absent label matches every stream.
+    Labels {
+        /// The namespace.
+        namespace: Option<String>,
+        /// The task.
+        task: Option<String>,
+    },
+}
+
+/// A pop.
+#[derive(Clone, Debug)]
+pub struct Pop {
+    /// From where.
+    pub target: PopTarget,
+    /// For whom; [`QUEUE_MODE_GROUP`] if `None`.
+    pub group: Option<String>,
+    /// Messages at most, over the whole call.
+    pub batch: usize,
+    /// Partitions at most.
+    pub partitions: usize,
+    /// Waits this long for a message; `None` does not wait.
+    pub wait: Option<Duration>,
+    /// Lease, seconds; the stream's if `None`.
+    pub lease_seconds: Option<i64>,
+    /// Commits at delivery instead of leasing.
+    pub auto_ack: bool,
+    /// Where the group starts if it is new. Ignored by the queue-mode group, which starts at the oldest.
+    pub mode: SubscriptionMode,
+}
+
+/// A message as a consumer gets it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Message {
+    /// The record.
+    pub record: Record,
+    /// The partition it came from.
+    pub partition: Arc<PartitionInfo>,
+    /// How often it has been delivered, this time included.
+    pub attempt: u32,
+}
+
+/// What a pop found. No messages means that nothing was found in time.
+#[derive(Clone, Debug, Default)]
+pub struct Popped {
+    /// The lease over all of it; empty if nothing was found or it was committed at delivery.
+    pub lease_id: String,
+    /// The messages: by partition, and by offset within each.
+    pub messages: Vec<Message>,
+    /// Partitions they come from.
+    pub partitions: usize,
+}
+
+/// What a consumer says of a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Verdict {
+    /// It is done.
+    Completed,
+    /// It shall come again; nothing is charged.
+    Retry,
+    /// It failed: one of its tries is spent.
+    Failed,
+    /// It goes to the dead letters now.
+    DeadLetter,
+}
+
+/// One acknowledgement.
+#[derive(Clone, Debug)]
+pub struct Ack {
+    /// The message.
+    pub transaction_id: String,
+    /// Its partition, in text form.
+    pub partition_id: String,
+    /// The verdict.
+    pub verdict: Verdict,
+    /// The lease it was delivered under; without one the cursor moves unfenced.
+    pub lease_id: Option<String>,
+    /// Why it failed.
+    pub error: Option<String>,
+}
+
+/// What became of an acknowledgement.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Acked {
+    /// Why it was refused; `None` means that it was carried out.
+    pub error: Option<String>,
+    /// The lease on the partition has ended.
+    pub lease_released: bool,
+    /// The message is in the dead letters.
+    pub dead_lettered: bool,
+    /// It had been done before.
+    pub noop: bool,
+}
+
+/// An extended lease.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Extended {
+    /// Cursors that are still held.
+    pub renewed: usize,
+    /// When the first of them lapses, µs.
+    pub expires_us: Option<i64>,
+}
+
+/// A dead letter.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DeadLetter {
+    /// Its own id, opaque.
+    pub id: String,
+    /// The message.
+    pub record: Record,
+    /// Its partition.
+    pub partition: PartitionInfo,
+    /// The group that gave it up.
+    pub group: String,
+    /// Why.
+    pub error: String,
+    /// Failures that were charged before.
+    pub failures: u32,
+    /// When, µs.
+    pub failed_us: i64,
+}
+
+/// A registered query.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Query {
+    /// Its id: the same for the same name.
+    pub id: Uuid,
+    /// Its name.
+    pub name: String,
+    /// The hash of its chain of operators.
+    pub config_hash: String,
+    /// The stream it reads.
+    pub source: String,
+    /// The stream it writes, if any.
+    pub sink: Option<String>,
+}
+
+/// What a registration did.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Registered {
+    /// The name was new.
+    Fresh(Query),
+    /// The same chain is registered; its state is kept.
+    Same(Query),
+    /// Another chain was registered; its state is gone.
+    Reset(Query),
+    /// Another chain is registered, and no reset was asked for.
+    Mismatch(Query),
+}
+
+/// A filter on state rows. All parts must hold.
+#[derive(Clone, Debug, Default)]
+pub struct StateFilter {
+    /// One of these keys; empty is no filter.
+    pub keys: Vec<String>,
+    /// Keys that begin with this, literally; empty is no filter.
+    pub prefix: String,
+    /// Rows whose value is an object with a number `windowEnd` at or below this.
+    pub ripe_at_or_before: Option<f64>,
+}
+
+/// A row of a query's state.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StateRow {
+    /// The key.
+    pub key: String,
+    /// The value: JSON text, exactly as it came.
+    pub value: Bytes,
+    /// When it was written, µs.
+    pub updated_us: i64,
+}
+
+/// A change to a query's state.
+#[derive(Clone, Debug, PartialEq)]
+pub enum StateOp {
+    /// Writes a row.
+    Upsert {
+        /// The key.
+        key: String,
+        /// JSON text.
+        value: Bytes,
+    },
+    /// Deletes a row.
+    Delete {
+        /// The key.
+        key: String,
+    },
+}
+
+/// The source acknowledgement of a cycle.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CycleAck {
+    /// The lease the batch was popped under.
+    pub lease_id: String,
+    /// False gives the batch back.
+    pub completed: bool,
+    /// Messages processed. Matters only when the lease is kept.
+    pub count: u64,
+}
+
+/// State writes, sink pushes and the source acknowledgement, all or nothing.
+#[derive(Clone, Debug)]
+pub struct Cycle {
+    /// The query.
+    pub query_id: Uuid,
+    /// The source partition.
+    pub partition_id: PartitionId,
+    /// The group that popped; `streams.<query name>` if `None`.
+    pub group: Option<String>,
+    /// State changes, in order.
+    pub state_ops: Vec<StateOp>,
+    /// Sink pushes, in order.
+    pub push_items: Vec<PushItem>,
+    /// The source acknowledgement; `None` moves no cursor and looks at no lease.
+    pub ack: Option<CycleAck>,
+    /// Ends the lease and acknowledges the whole leased batch; false moves the cursor by the count and keeps it.
+    pub release_lease: bool,
+}
+
+/// What a cycle pushed to one sink partition.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SinkPushed {
+    /// The stream.
+    pub stream: String,
+    /// The partition.
+    pub partition: String,
+    /// The offset of the first record; `None` if all were duplicates.
+    pub base_offset: Option<u64>,
+}
+
+/// A cycle that has happened.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Cycled {
+    /// The source stream.
+    pub stream: String,
+    /// State changes made.
+    pub state_ops: usize,
+    /// What was pushed, by sink partition, in the order of first mention.
+    pub pushed: Vec<SinkPushed>,
+    /// Messages acknowledged, and whether the lease ended; `None` without an acknowledgement.
+    pub acked: Option<(u64, bool)>,
+}
+
+/// One step of a transaction.
+#[derive(Clone, Debug)]
+pub enum TransactionOp {
+    /// Pushes records.
+    Push(Vec<PushItem>),
+    /// Acknowledges a message for a group ([`QUEUE_MODE_GROUP`] if `None`).
+    Ack {
+        /// The group.
+        group: Option<String>,
+        /// The acknowledgement.
+        ack: Ack,
+    },
+}
+
+/// What one step of a transaction did. A push gives one for each record.
+#[derive(Clone, Debug, PartialEq)]
+pub enum TransactionResult {
+    /// A record was pushed, or was a repeat within the transaction.
+    Pushed {
+        /// The stream.
+        stream: String,
+        /// The transaction id.
+        transaction_id: String,
+        /// The message's id.
+        id: Uuid,
+        /// A repeat of an earlier record of the same transaction.
+        repeat: bool,
+    },
+    /// A message was acknowledged.
+    Acked {
+        /// The transaction id.
+        transaction_id: String,
+        /// How.
+        acked: Acked,
+    },
+}
+
+/// Why a transaction was rolled back.
+#[derive(Clone, Debug, PartialEq)]
+pub enum RolledBack {
+    /// A record was pushed before under the same transaction id.
+    Duplicate {
+        /// The transaction id.
+        transaction_id: String,
+        /// Its stream.
+        stream: String,
+    },
+    /// An acknowledgement could not be carried out.
+    AckRejected {
+        /// Why.
+        error: String,
+    },
+    /// The request does not fit.
+    BadRequest {
+        /// Why.
+        error: String,
+    },
+}
+
+/// Counters since the process began, for metrics. Names are those of the metrics.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Counters(pub BTreeMap<&'static str, u64>);
