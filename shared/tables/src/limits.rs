@@ -1,7 +1,7 @@
 //! The limits of tables, in one place. Those that a user can meet are named in the error that refuses.
 
 /// Bytes of a declared schema's text.
-pub const SCHEMA_BYTES: usize = 64 * 1024;
+pub const SCHEMA_BYTES: usize = 256 * 1024;
 
 /// Columns of a schema, nested ones included.
 pub const SCHEMA_FIELDS: usize = 2000;
