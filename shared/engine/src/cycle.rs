@@ -21,7 +21,7 @@ use crate::{
     bundle::{self, Assembly, Bundle, Locks, failed_at},
     cursor::{Cursor, write_token},
     keys, limits, push,
-    state::{StateCommit, StateView},
+    state::{Fence, StateCommit, StateView},
     warm::Counts,
 };
 
@@ -61,6 +61,7 @@ impl Engine {
     async fn run_cycle(&self, cycle: &Cycle) -> Result<Cycled, Error> {
         check(cycle)?;
         let source = self.cycle_source(cycle).await?;
+        self.check_lease(cycle, &source).await?;
         let items = first_of_each_id(cycle);
         let mut bundle = Bundle::new(self, &items).await?;
         if bundle.partitions() > limits::CYCLE_SINK_PARTITIONS {
@@ -87,6 +88,18 @@ impl Engine {
             self.wake_poppers(&source.stream);
         }
         Ok(Cycled { stream: source.stream, state_ops: cycle.state_ops.len(), pushed, acked: part })
+    }
+
+    /// Refuses a cycle whose lease is gone before it brings a sink stream into existence. The commit checks again.
+    async fn check_lease(&self, cycle: &Cycle, source: &Source) -> Result<(), Error> {
+        match (self.cursor_part(cycle, source, "").await, &source.cursor) {
+            // What this process remembers may be old; only the truth may refuse.
+            (Err(Error::Lease), Some(id)) => {
+                self.reread_cursor(id).await?;
+                self.cursor_part(cycle, source, "").await.map(|_| ())
+            }
+            (part, _) => part.map(|_| ()),
+        }
     }
 
     async fn commit_cycle(
@@ -161,15 +174,15 @@ impl Engine {
                 Err(CommitError::Conflict(failed)) => {
                     refreshed = true;
                     bundle.learn(&plans, &failed).await?;
-                    if let Some(places) = &state_place {
-                        if !failed_at(&failed, places).is_empty() {
-                            self.follow_state(view, &cycle.query_id, &source.partition).await?;
-                        }
+                    if let Some(places) = &state_place
+                        && !failed_at(&failed, places).is_empty()
+                    {
+                        self.follow_state(view, &cycle.query_id, &source.partition).await?;
                     }
-                    if let (Some(places), Some(part)) = (&cursor_place, &part) {
-                        if let Some(f) = failed_at(&failed, places).first() {
-                            self.learn_cursor(&part.cursor.id, f.current.as_ref())?;
-                        }
+                    if let (Some(places), Some(part)) = (&cursor_place, &part)
+                        && let Some(f) = failed_at(&failed, places).first()
+                    {
+                        self.learn_cursor(&part.cursor.id, f.current.as_ref())?;
                     }
                     // What refused us may be our own earlier attempt.
                     if self
@@ -259,10 +272,10 @@ impl Engine {
             None => format!("streams.{}", query.name),
         };
         let mut cursor = None;
-        if let Some(stream) = self.stream_record(&info.stream).await? {
-            if let Some(record) = self.group_record(&stream, &group).await? {
-                cursor = Some(CursorId::of(&record.id, &cycle.partition_id));
-            }
+        if let Some(stream) = self.stream_record(&info.stream).await?
+            && let Some(record) = self.group_record(&stream, &group).await?
+        {
+            cursor = Some(CursorId::of(&record.id, &cycle.partition_id));
         }
         Ok(Source { query, stream: info.stream, partition: cycle.partition_id, cursor, group })
     }
@@ -330,9 +343,9 @@ impl Engine {
         }
         let last_epoch = part.map_or(0, |p| p.cursor.epoch);
         let lease_epoch = cycle.ack.as_ref().map(|_| last_epoch);
+        let fence = Fence { lease_epoch, last_epoch, token };
         let (query, partition) = (&source.query.id, &source.partition);
-        view.plan(self, query, partition, &cycle.state_ops, lease_epoch, last_epoch, token)
-            .map(Some)
+        view.plan(self, query, partition, &cycle.state_ops, fence).map(Some)
     }
 
     /// Gives a batch back whose computation was stale: computed anew it will do.

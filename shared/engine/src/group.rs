@@ -98,7 +98,11 @@ impl Engine {
     ) -> Result<Option<Arc<GroupRecord>>, Error> {
         let cache_key = (stream.info.id.simple(), group.to_owned());
         if let Some(record) = self.inner.groups.get(&cache_key) {
-            return Ok(Some(record));
+            // A group that another process has deleted leaves the stream's record too, which is read now and then.
+            if stream.groups.contains(&record.id.0.simple()) {
+                return Ok(Some(record));
+            }
+            self.inner.groups.remove(&cache_key);
         }
         let item = self.get(&keys::group(&stream.info.id, group)).await?;
         let Some(item) = item else { return Ok(None) };
@@ -322,27 +326,23 @@ impl Engine {
         limit: usize,
     ) -> Result<Vec<(PartitionId, i64)>, Error> {
         let mut found = Vec::new();
-        let first = self.env().below(u64::from(keys::READY_SHARDS)) as u8;
-        for at in 0..keys::READY_SHARDS {
-            let pk = keys::ready_pk(group, (first + at) % keys::READY_SHARDS);
-            // Consumers that all began at the first entry would meet there.
-            let start = Uuid::random(self.env()).to_string();
-            for (from, to) in [(Some(start.clone()), None), (None, Some(start))] {
-                if found.len() >= limit {
-                    return Ok(found);
-                }
-                let query = tidewheel_store::Query {
-                    pk: pk.clone(),
-                    from,
-                    to,
-                    direction: tidewheel_store::Direction::Forward,
-                    limit: (limit - found.len()).min(tidewheel_store::limits::QUERY_ITEMS),
-                };
-                let page = self.items(&query).await?;
-                found.extend(page.items.iter().filter_map(|(key, item)| {
-                    Some((PartitionId::parse(&key.sk)?, item.int("version")?))
-                }));
+        // Consumers that all began at the first entry would meet there.
+        let start = Uuid::random(self.env()).to_string();
+        for (from, to) in [(Some(start.clone()), None), (None, Some(start))] {
+            if found.len() >= limit {
+                break;
             }
+            let query = tidewheel_store::Query {
+                pk: keys::ready_pk(group),
+                from,
+                to,
+                direction: tidewheel_store::Direction::Forward,
+                limit: (limit - found.len()).min(tidewheel_store::limits::QUERY_ITEMS),
+            };
+            let page = self.items(&query).await?;
+            found.extend(page.items.iter().filter_map(|(key, item)| {
+                Some((PartitionId::parse(&key.sk)?, item.int("version")?))
+            }));
         }
         Ok(found)
     }

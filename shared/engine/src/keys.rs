@@ -10,7 +10,7 @@
 //! | partition head | `p#<partition id>` | `head` | see [`crate::head`] | absent; tail, gen, asleep equal; gen equals, ids lack, segs and ids shorter than, mark less than, asleep lacking |
 //! | index page | `p#<partition id>` | `page#<base, 16 hex digits>` | see [`crate::page`] | absent |
 //! | cursor | `c#<cursor id>` | `cursor` | see [`crate::cursor`] | absent; epoch equals; lease equals |
-//! | ready entry | `r#<group id>#<shard>` | `<partition id>` | `version` (chance) | version equals |
+//! | ready entry | `r#<group id>` | `<partition id>` | `version` (chance) | version equals |
 //! | dead letter | `d#<stream id>` | `<failed_us, 16 hex>#<partition id>#<offset, 16 hex>#<group id>` | see [`crate::dead_letter`] | none |
 //! | query | `q#<query id>` | `query` | `name` `hash` `source` `sink` `created_us` `version` | absent; version equals |
 //! | state head | `qs#<query id>#<shard>` | `<partition id>` | see [`crate::state`] | absent; seq equals |
@@ -24,10 +24,6 @@
 use tidewheel_store::Key;
 
 use crate::{CursorId, GroupId, PartitionId, Uuid};
-
-/// Shards of a group's ready entries. One key takes 500 idle-to-busy edges a second, and every empty pop reads all
-/// shards, so one is right until a group has more edges than that.
-pub(crate) const READY_SHARDS: u8 = 1;
 
 /// Shards of a query's state heads.
 pub(crate) const STATE_SHARDS: u8 = 16;
@@ -84,13 +80,14 @@ pub(crate) fn cursor(cursor: &CursorId) -> Key {
     Key::new(format!("c#{}", cursor.0), "cursor")
 }
 
-pub(crate) fn ready_pk(group: &GroupId, shard: u8) -> String {
-    format!("r#{}#{shard}", group.0.simple())
+/// One key takes 500 idle-to-busy edges a second, and every pop that finds nothing reads it: one is right until a group
+/// has more edges than that.
+pub(crate) fn ready_pk(group: &GroupId) -> String {
+    format!("r#{}", group.0.simple())
 }
 
 pub(crate) fn ready(group: &GroupId, partition: &PartitionId) -> Key {
-    let shard = partition.0.as_bytes()[0] % READY_SHARDS;
-    Key::new(ready_pk(group, shard), partition.to_string())
+    Key::new(ready_pk(group), partition.to_string())
 }
 
 pub(crate) fn dead_letters_pk(stream: &Uuid) -> String {

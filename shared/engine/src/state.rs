@@ -57,6 +57,17 @@ pub(crate) struct StateView {
     bytes: u64,
 }
 
+/// What a cycle's operations were computed under.
+#[derive(Clone, Copy)]
+pub(crate) struct Fence<'a> {
+    /// The epoch of the cycle's lease; `None` for a cycle without one.
+    pub(crate) lease_epoch: Option<i64>,
+    /// The epoch of the last lease that was granted.
+    pub(crate) last_epoch: i64,
+    /// The token that the commit leaves.
+    pub(crate) token: &'a str,
+}
+
 /// A change to the state that is ready to commit.
 pub(crate) struct StateCommit {
     pub(crate) blob: Blob,
@@ -189,9 +200,6 @@ impl StateView {
 
     /// Plans the commit of a cycle's operations.
     ///
-    /// `lease_epoch` is the epoch of the lease that the cycle was computed under, or `None` for a cycle without one;
-    /// `last_epoch` is the last that was granted.
-    ///
     /// # Errors
     /// [`Error::StaleState`] if an operation was computed on a row that another cycle has deleted since.
     pub(crate) fn plan(
@@ -200,9 +208,7 @@ impl StateView {
         query: &Uuid,
         partition: &PartitionId,
         ops: &[StateOp],
-        lease_epoch: Option<i64>,
-        last_epoch: i64,
-        token: &str,
+        fence: Fence<'_>,
     ) -> Result<StateCommit, Error> {
         let now_us = engine.env().now_us();
         let mut changes = Vec::with_capacity(ops.len());
@@ -215,7 +221,7 @@ impl StateView {
             };
             let there = *present.entry(key).or_insert_with(|| self.rows.contains_key(key));
             let deleted_under = self.tombstones.get(key).copied();
-            let stale = match lease_epoch {
+            let stale = match fence.lease_epoch {
                 Some(epoch) => deleted_under == Some(epoch),
                 None => deletes && !there,
             };
@@ -232,8 +238,8 @@ impl StateView {
                 }
                 StateOp::Delete { key } => {
                     changes.push(Changed::Delete(key.clone()));
-                    if lease_epoch.is_none() {
-                        changes.push(Changed::Tombstone(key.clone(), last_epoch));
+                    if fence.lease_epoch.is_none() {
+                        changes.push(Changed::Tombstone(key.clone(), fence.last_epoch));
                     }
                 }
             }
@@ -251,7 +257,7 @@ impl StateView {
                 ..Self::default()
             };
             changes.iter().cloned().for_each(|c| folded.make(c));
-            folded.tombstones.retain(|_, epoch| *epoch >= last_epoch);
+            folded.tombstones.retain(|_, epoch| *epoch >= fence.last_epoch);
             let rows = folded.rows.iter().map(|(k, r)| Changed::Upsert(k.clone(), r.clone()));
             let tombstones =
                 folded.tombstones.iter().map(|(k, e)| Changed::Tombstone(k.clone(), *e));
@@ -261,7 +267,7 @@ impl StateView {
         };
         let blob = Blob::fresh(owner(query, partition), body, engine.env());
         let mut recent = self.recent.clone();
-        recent.push(token.to_owned());
+        recent.push(fence.token.to_owned());
         let surplus = recent.len().saturating_sub(RECENT);
         recent.drain(..surplus);
         let mut deltas = self.deltas.clone();

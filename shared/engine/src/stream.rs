@@ -71,10 +71,10 @@ impl Engine {
         name: &str,
     ) -> Result<Option<Arc<StreamRecord>>, Error> {
         let now_us = self.env().now_us();
-        if let Some(record) = self.inner.streams.get(name) {
-            if (now_us - record.read_us).abs() < FRESH_US {
-                return Ok(Some(record));
-            }
+        if let Some(record) = self.inner.streams.get(name)
+            && (now_us - record.read_us).abs() < FRESH_US
+        {
+            return Ok(Some(record));
         }
         self.reread_stream(name).await
     }

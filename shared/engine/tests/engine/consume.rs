@@ -361,6 +361,7 @@ async fn a_deleted_group_starts_anew_s25() {
     let refused =
         f.engine.ack(Some("g"), vec![ack_of(&batch.messages[0], Completed, &batch)]).await.unwrap();
     assert!(refused[0].error.is_some(), "{refused:?}");
+    f.pass(3.0).await;
     assert_eq!(
         payloads(&f.pop("g", 10).await),
         ["0", "1"],
