@@ -1,1 +1,63 @@
-fn main() {}
+//! `tidewheel`: the whole of Tidewheel on one machine.
+
+use std::{io::Write, process::ExitCode};
+
+use clap::Parser;
+use tidewheel_localstack::{
+    Stack, logging,
+    options::{Cli, Command, Serve},
+    stop_requested,
+};
+
+fn main() -> ExitCode {
+    let Command::Serve(options) = Cli::parse().command;
+    if let Err(error) = logging::init(&options.log, options.log_format) {
+        eprintln!("error: {error}");
+        return ExitCode::from(2);
+    }
+    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            eprintln!("error: the runtime cannot start: {error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    runtime.block_on(serve(&options))
+}
+
+async fn serve(options: &Serve) -> ExitCode {
+    let stack = match Stack::start(options).await {
+        Ok(stack) => stack,
+        Err(error) => {
+            eprintln!("error: {error}");
+            return ExitCode::from(error.exit_status());
+        }
+    };
+    announce(&stack);
+    stop_requested().await;
+    tokio::select! {
+        () = stack.stop() => ExitCode::SUCCESS,
+        () = stop_requested() => {
+            tracing::warn!("asked to stop a second time: ending at once");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Says on standard output, in lines that scripts may rely on, where everything is.
+fn announce(stack: &Stack) {
+    let url = format!("http://{}", stack.address());
+    let mut out = std::io::stdout().lock();
+    // A closed standard output is no reason to stop serving.
+    let _ = writeln!(
+        out,
+        "listening on {url}\n\
+         data in {}\n\
+         tables in {}\n\
+         try: curl -s {url}/api/v1/push -H 'content-type: application/json' \
+         -d '{{\"items\":[{{\"queue\":\"hello\",\"payload\":{{\"n\":1}}}}]}}'",
+        stack.data().display(),
+        stack.tables_folder().display(),
+    )
+    .and_then(|()| out.flush());
+}

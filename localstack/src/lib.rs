@@ -1,0 +1,24 @@
+//! The whole stack in one process: API, sockets, scheduled sealing and maintenance, on one data folder and one port.
+//!
+//! [`Stack::start`] puts the parts together and [`Stack::stop`] takes them apart in order. Nothing is decided here
+//! about streams, tables or protocols: that is the library's. What is decided here is what a machine adds: a port,
+//! a folder with a lock on it, a clock that calls the sealer, signals, and logs.
+//!
+//! Three rules: no port is open to a network unless asked for in so many words; a failure of a scheduled task never ends
+//! the server; whatever was acknowledged is in the store before it is acknowledged, so stopping is a courtesy.
+
+mod data;
+mod guard;
+mod landing;
+pub mod logging;
+pub mod options;
+mod rounds;
+mod schedule;
+mod signals;
+mod socket;
+mod stack;
+
+pub use crate::{
+    signals::stop_requested,
+    stack::{Stack, StartError},
+};

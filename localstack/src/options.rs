@@ -1,0 +1,176 @@
+//! What `tidewheel` is told: the command line, and an environment variable for each option.
+
+use std::{path::PathBuf, time::Duration};
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use tidewheel_engine::SubscriptionMode;
+
+/// The streaming database on one machine.
+#[derive(Debug, Parser)]
+#[command(name = "tidewheel", version, about, arg_required_else_help = true)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Run the whole stack: HTTP API, WebSockets, scheduled sealing
+    #[command(after_help = AFTER_HELP)]
+    Serve(Serve),
+}
+
+const AFTER_HELP: &str = "\
+SIGTERM and SIGINT drain: no new connections, waiting pops answer at once, requests in flight finish, sockets close
+with 1001, what is new is sealed. A second signal ends at once. SIGKILL loses nothing that was acknowledged.
+
+Exit status: 0 stopped as asked, 1 could not start or serve, 2 wrong options, 3 the data folder is in use.";
+
+/// Options of `serve`.
+#[derive(Args, Clone, Debug)]
+pub struct Serve {
+    /// Address and port to listen on; port 0 takes a free one
+    #[arg(
+        long,
+        env = "TIDEWHEEL_LISTEN",
+        default_value = "127.0.0.1:6632",
+        value_name = "HOST:PORT"
+    )]
+    pub listen: String,
+
+    /// Listen on an address that other machines can reach, although nobody is asked who they are
+    ///
+    /// Without this, only loopback addresses are accepted, and only requests that name one as their host.
+    #[arg(long, env = "TIDEWHEEL_INSECURE_LISTEN")]
+    pub insecure_listen: bool,
+
+    /// Web origins whose pages may use the API and the sockets from a browser, besides those on this machine
+    ///
+    /// A page opened from a file has the origin `null`. Several are separated by commas.
+    #[arg(long, env = "TIDEWHEEL_ALLOW_ORIGIN", value_delimiter = ',', value_name = "ORIGIN")]
+    pub allow_origin: Vec<String>,
+
+    /// Folder for everything that is stored; made if it is not there
+    #[arg(long, env = "TIDEWHEEL_DATA", default_value = "data", value_name = "DIR")]
+    pub data: PathBuf,
+
+    /// Seconds between two rounds of publishing new records to the tables; 0 publishes only when stopping
+    #[arg(long, env = "TIDEWHEEL_SEAL_EVERY", default_value = "10", value_name = "SECONDS", value_parser = seconds)]
+    pub seal_every: Duration,
+
+    /// Where a new consumer group begins when its first pop does not say
+    #[arg(long, env = "DEFAULT_SUBSCRIPTION_MODE", default_value = "new", value_name = "MODE")]
+    pub default_subscription_mode: Subscription,
+
+    /// Largest request body, bytes
+    #[arg(long, env = "TIDEWHEEL_MAX_BODY_BYTES", default_value_t = tidewheel_api::MAX_BODY_BYTES, value_name = "BYTES")]
+    pub max_body_bytes: usize,
+
+    /// Most rows that a socket may ask to have replayed; unbounded if not given
+    #[arg(long, env = "TIDEWHEEL_MAX_REPLAY", value_name = "ROWS")]
+    pub max_replay: Option<u64>,
+
+    /// Rows by which a stream may outgrow a socket's reader before it is closed with 4429
+    #[arg(long, env = "TIDEWHEEL_MAX_BACKLOG", default_value_t = tidewheel_gateway::limits::BACKLOG, value_name = "ROWS")]
+    pub max_backlog: u64,
+
+    /// Seconds that stopping may take before whatever still runs is cut
+    #[arg(long, env = "TIDEWHEEL_DRAIN_SECONDS", default_value = "10", value_name = "SECONDS", value_parser = seconds)]
+    pub drain_seconds: Duration,
+
+    /// Which log lines to write to standard error: a level, or `target=level` pairs
+    #[arg(long, env = "TIDEWHEEL_LOG", default_value = "info", value_name = "FILTER")]
+    pub log: String,
+
+    /// How log lines look
+    #[arg(long, env = "TIDEWHEEL_LOG_FORMAT", default_value = "text", value_name = "FORMAT")]
+    pub log_format: LogFormat,
+}
+
+impl Default for Serve {
+    /// The defaults, on a free port, without looking at the environment.
+    fn default() -> Self {
+        Self {
+            listen: "127.0.0.1:0".to_owned(),
+            insecure_listen: false,
+            allow_origin: Vec::new(),
+            data: PathBuf::from("data"),
+            seal_every: Duration::from_secs(10),
+            default_subscription_mode: Subscription::New,
+            max_body_bytes: tidewheel_api::MAX_BODY_BYTES,
+            max_replay: None,
+            max_backlog: tidewheel_gateway::limits::BACKLOG,
+            drain_seconds: Duration::from_secs(10),
+            log: "info".to_owned(),
+            log_format: LogFormat::Text,
+        }
+    }
+}
+
+/// Where a new group begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Subscription {
+    /// With what is pushed from then on
+    New,
+    /// With the oldest record
+    All,
+}
+
+impl From<Subscription> for SubscriptionMode {
+    fn from(mode: Subscription) -> Self {
+        match mode {
+            Subscription::New => SubscriptionMode::New,
+            Subscription::All => SubscriptionMode::All,
+        }
+    }
+}
+
+/// How log lines look.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    /// For people
+    Text,
+    /// One JSON object a line
+    Json,
+}
+
+/// The longest time that an option can name.
+const SECONDS_MAX: f64 = 86_400.0;
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    match text.parse::<f64>() {
+        Ok(s) if (0.0..=SECONDS_MAX).contains(&s) => Ok(Duration::from_secs_f64(s)),
+        _ => Err(format!("must be a number of seconds from 0 to {SECONDS_MAX}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn every_option_is_an_environment_variable_and_explains_itself() {
+        let mut command = Cli::command();
+        command.clone().debug_assert();
+        command.build();
+        let serve = command.find_subcommand("serve").unwrap();
+        let options: Vec<_> = serve.get_arguments().filter(|a| a.get_id() != "help").collect();
+        assert!(options.len() > 10);
+        for option in options {
+            assert!(option.get_env().is_some(), "{} has no variable", option.get_id());
+            assert!(option.get_help().is_some(), "{} has no help", option.get_id());
+        }
+    }
+
+    #[test]
+    fn times_are_seconds_within_reason() {
+        assert_eq!(seconds("0.25"), Ok(Duration::from_millis(250)));
+        for bad in ["", "-1", "nan", "inf", "1e9", "10s"] {
+            assert!(seconds(bad).is_err(), "{bad}");
+        }
+    }
+}

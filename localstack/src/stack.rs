@@ -1,0 +1,305 @@
+//! The stack: its parts put together, started, and taken apart in order.
+
+use std::{
+    convert::Infallible,
+    io,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use axum::{
+    Json, Router,
+    extract::{Request, State},
+    http::StatusCode,
+    middleware::{self, Next},
+    response::{IntoResponse, Response},
+    routing::get,
+    serve::ListenerExt,
+};
+use object_store::local::LocalFileSystem;
+use serde_json::json;
+use tidewheel_api::Api;
+use tidewheel_engine::Engine;
+use tidewheel_gateway::Gateway;
+use tidewheel_store::{Embedded, Env, Store, embedded};
+use tidewheel_tables::Tables;
+use tokio::{
+    net::{TcpListener, lookup_host},
+    sync::{mpsc, watch},
+    task::JoinHandle,
+    time::{Instant, timeout_at},
+};
+
+use crate::{
+    data::Data,
+    guard::Guard,
+    landing::landing,
+    options::Serve,
+    rounds, schedule,
+    socket::{Sockets, is_upgrade},
+};
+
+/// Why the stack did not start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// Another process has the data folder.
+    #[error(
+        "the data folder {} is in use by another tidewheel process{holder}: stop it, or name another folder with --data",
+        folder.display()
+    )]
+    InUse {
+        /// The folder.
+        folder: PathBuf,
+        /// The process's id after a space, if it is known.
+        holder: String,
+    },
+    /// The data folder cannot be used.
+    #[error("the data folder {} cannot be used: {source}", folder.display())]
+    Data {
+        /// The folder.
+        folder: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The store in the data folder cannot be opened.
+    #[error(transparent)]
+    Store(#[from] embedded::OpenError),
+    /// The address is one that other machines can reach.
+    #[error(
+        "{0} can be reached by other machines, and nobody is asked who they are: listen on 127.0.0.1, \
+         or add --insecure-listen if everybody who reaches it may read and write everything"
+    )]
+    Exposed(SocketAddr),
+    /// The address cannot be listened on.
+    #[error("cannot listen on {address}: {source}")]
+    Listen {
+        /// The address.
+        address: String,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+impl StartError {
+    /// The process's exit status.
+    pub fn exit_status(&self) -> u8 {
+        match self {
+            StartError::InUse { .. } | StartError::Store(embedded::OpenError::InUse { .. }) => 3,
+            StartError::Exposed(_) => 2,
+            _ => 1,
+        }
+    }
+}
+
+/// A running stack.
+pub struct Stack {
+    address: SocketAddr,
+    engine: Engine,
+    tables: Tables,
+    gateway: Gateway,
+    api: Api,
+    closing: watch::Sender<bool>,
+    server: JoinHandle<io::Result<()>>,
+    tasks: Vec<JoinHandle<()>>,
+    sockets_gone: mpsc::Receiver<Infallible>,
+    drain: Duration,
+    data: Data,
+}
+
+impl Stack {
+    /// Opens the data folder, listens, and begins to serve.
+    ///
+    /// # Errors
+    /// See [`StartError`]. Nothing is left running or locked.
+    pub async fn start(options: &Serve) -> Result<Self, StartError> {
+        let listener = listen(&options.listen, options.insecure_listen).await?;
+        let listen_error = |source| StartError::Listen { address: options.listen.clone(), source };
+        let address = listener.local_addr().map_err(listen_error)?;
+        let data = Data::open(&options.data)?;
+        let store: Arc<dyn Store> =
+            Arc::new(Embedded::open(&data.store, embedded::Options::default())?);
+
+        let settings = tidewheel_engine::Settings {
+            default_subscription: options.default_subscription_mode.into(),
+            ..Default::default()
+        };
+        let engine = Engine::new(store, Env::system(), settings);
+        let settings = tidewheel_gateway::Settings {
+            max_replay: options.max_replay,
+            max_backlog: options.max_backlog,
+            ..Default::default()
+        };
+        let gateway = Gateway::new(engine.clone(), settings);
+        let settings = tidewheel_api::Settings {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            max_body_bytes: options.max_body_bytes,
+            ..Default::default()
+        };
+        let api = Api::new(engine.clone(), settings);
+
+        let (closing, closed) = watch::channel(false);
+        let (open, sockets_gone) = mpsc::channel(1);
+        let front = Front {
+            guard: Guard::new(address.ip().to_canonical().is_loopback(), &options.allow_origin),
+            sockets: Sockets::new(gateway.clone(), closed.clone(), open),
+        };
+        let router = tidewheel_api::router(api.clone())
+            .route("/", get(landing))
+            .layer(middleware::from_fn_with_state(front, front_door));
+        let server = tokio::spawn(serve(listener, router, closed.clone()));
+
+        let objects = LocalFileSystem::new_with_prefix(&data.folder)
+            .map_err(|e| StartError::Data { folder: data.folder.clone(), source: e.into() })?
+            .with_fsync(true);
+        let uri = format!("file://{}", data.folder.display());
+        let settings = tidewheel_tables::Settings::default();
+        let root = object_store::path::Path::default();
+        let tables = Tables::new(&engine, Arc::new(objects), root, &uri, settings);
+
+        let sealed = tables.clone();
+        let tasks = vec![schedule::every("seal", options.seal_every, closed, move || {
+            rounds::seal(sealed.clone())
+        })];
+        Ok(Self {
+            address,
+            engine,
+            tables,
+            gateway,
+            api,
+            closing,
+            server,
+            tasks,
+            sockets_gone,
+            drain: options.drain_seconds,
+            data,
+        })
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// The folder with everything in it.
+    pub fn data(&self) -> &Path {
+        &self.data.folder
+    }
+
+    /// The folder with the published tables.
+    pub fn tables_folder(&self) -> &Path {
+        &self.data.tables
+    }
+
+    /// The tables that are published.
+    pub fn tables(&self) -> &Tables {
+        &self.tables
+    }
+
+    /// The engine that is served.
+    pub fn engine(&self) -> &Engine {
+        &self.engine
+    }
+
+    /// The gateway that is served.
+    pub fn gateway(&self) -> &Gateway {
+        &self.gateway
+    }
+
+    /// Requests that are being served.
+    pub fn in_flight(&self) -> u64 {
+        self.api.in_flight()
+    }
+
+    /// The first step of [`Stack::stop`]: `/health` answers 503, and pops that wait answer that there is nothing.
+    pub fn drain(&self) {
+        self.api.drain();
+    }
+
+    /// Ends as a signal to stop would have it: no new connections, waiting pops answer at once, requests in flight
+    /// finish, sockets close with 1001, and what is new is sealed. What is not done after the drain time is cut.
+    pub async fn stop(self) {
+        let Self { engine, gateway, api, tables, drain, data, .. } = self;
+        let Self { closing, server, tasks, mut sockets_gone, .. } = self;
+        let deadline = Instant::now() + drain;
+        tracing::info!(requests = api.in_flight(), "stopping");
+        api.drain();
+        closing.send_replace(true);
+        let abort = server.abort_handle();
+        match timeout_at(deadline, server).await {
+            Ok(Ok(Ok(()))) => {}
+            Ok(Ok(Err(error))) => tracing::warn!(%error, "the server ended with an error"),
+            Ok(Err(error)) => tracing::error!(%error, "the server panicked"),
+            Err(_) => {
+                abort.abort();
+                tracing::warn!(requests = api.in_flight(), "requests were cut at the deadline");
+            }
+        }
+        // All senders are gone when the last connection is.
+        if timeout_at(deadline, sockets_gone.recv()).await.is_err() {
+            tracing::warn!("sockets were cut at the deadline");
+        }
+        for task in tasks {
+            let abort = task.abort_handle();
+            if timeout_at(deadline, task).await.is_err() {
+                abort.abort();
+                tracing::warn!("a scheduled task was cut at the deadline");
+            }
+        }
+        // Cut or failed, it goes on at the next start from what is committed.
+        if timeout_at(deadline, schedule::run("seal", rounds::seal(tables))).await.is_err() {
+            tracing::warn!("the last seal was cut at the deadline");
+        }
+        // The store first, then the lock on the folder.
+        drop((api, gateway, engine));
+        drop(data);
+        tracing::info!("stopped");
+    }
+}
+
+/// What every request passes first.
+#[derive(Clone)]
+struct Front {
+    guard: Guard,
+    sockets: Sockets,
+}
+
+async fn front_door(State(front): State<Front>, request: Request, next: Next) -> Response {
+    if let Some(why) = front.guard.refusal(request.headers(), request.uri()) {
+        return (StatusCode::FORBIDDEN, Json(json!({"error": why}))).into_response();
+    }
+    if is_upgrade(&request) {
+        front.sockets.upgrade(request).await
+    } else {
+        next.run(request).await
+    }
+}
+
+async fn serve(
+    listener: TcpListener,
+    router: Router,
+    mut closing: watch::Receiver<bool>,
+) -> io::Result<()> {
+    let listener = listener.tap_io(|connection| {
+        // Frames and answers are written whole, so there is nothing to wait for.
+        if let Err(error) = connection.set_nodelay(true) {
+            tracing::debug!(%error, "TCP_NODELAY could not be set");
+        }
+    });
+    axum::serve(listener, router)
+        .with_graceful_shutdown(async move {
+            let _ = closing.wait_for(|closing| *closing).await;
+        })
+        .await
+}
+
+async fn listen(address: &str, insecure: bool) -> Result<TcpListener, StartError> {
+    let failed = |source| StartError::Listen { address: address.to_owned(), source };
+    let addresses: Vec<SocketAddr> = lookup_host(address).await.map_err(failed)?.collect();
+    let exposed = addresses.iter().find(|a| !a.ip().to_canonical().is_loopback());
+    if let (false, Some(exposed)) = (insecure, exposed) {
+        return Err(StartError::Exposed(*exposed));
+    }
+    TcpListener::bind(addresses.as_slice()).await.map_err(failed)
+}
