@@ -430,7 +430,8 @@ impl Append {
         view.appended(placed, Arc::clone(&packing.hashes));
         let records: Vec<Packed> =
             packing.members.iter().map(|&i| self.candidates[i].packed.clone()).collect();
-        let weight = packing.blob.body.len() as u64 * 2 + 160 * records.len() as u64;
+        let payloads: usize = records.iter().map(|r| r.payload.len()).sum();
+        let weight = (payloads + 160 * records.len()) as u64;
         let segment = Segment { hashes: packing.hashes.to_vec(), records, weight };
         self.engine.remember_segment(&self.id, &packing.blob.name.id, segment);
     }

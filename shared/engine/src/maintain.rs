@@ -15,8 +15,8 @@ use tidewheel_store::{
 };
 
 use crate::{
-    CursorId, Engine, Error, PartitionId, PartitionInfo, Uuid, group::group_ids, head::Head, keys,
-    limits, page::Page, segment, stream::StreamRecord, warm::Counts,
+    CursorId, Engine, Error, PartitionId, PartitionInfo, TABLE_GROUP, Uuid, group::group_ids,
+    head::Head, keys, limits, page::Page, segment, stream::StreamRecord, warm::Counts,
 };
 
 /// Offsets from which a partition's records are still needed by somebody that has no cursor here: the table that has
@@ -109,10 +109,10 @@ impl Engine {
         let groups: Vec<_> = stream.groups.iter().map(|g| g.as_str().into()).collect();
         for group in group_ids(&groups) {
             let cursor = self.reread_cursor(&CursorId::of(&group, partition)).await?;
-            // A group that has not come here yet has consumed nothing. Internal groups keep their own positions, which
-            // come in as a hold.
+            // A group that has not come here yet has consumed nothing. The sealer keeps its own positions, which come
+            // in as a hold.
             lowest = lowest.min(match cursor {
-                Some(c) if c.group.starts_with("__table") => u64::MAX,
+                Some(c) if c.group == TABLE_GROUP => u64::MAX,
                 Some(c) => c.committed,
                 None => 0,
             });

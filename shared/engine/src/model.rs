@@ -12,6 +12,9 @@ pub const DEFAULT_PARTITION: &str = "Default";
 /// The group of a pop that names none.
 pub const QUEUE_MODE_GROUP: &str = "__QUEUE_MODE__";
 
+/// The group that the tables' sealer is on every stream. It keeps its positions in the table's head; nobody pops for it.
+pub const TABLE_GROUP: &str = "__table__";
+
 /// A stream as it is.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StreamInfo {

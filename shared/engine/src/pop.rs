@@ -10,7 +10,7 @@ use tidewheel_store::{Commit, CommitError};
 
 use crate::{
     CursorId, Engine, Error, LeaseId, Message, PartitionId, PartitionInfo, Pop, PopTarget, Popped,
-    QUEUE_MODE_GROUP, SubscriptionMode,
+    QUEUE_MODE_GROUP, SubscriptionMode, TABLE_GROUP,
     cursor::{Cursor, Lease, write_token},
     group::GroupRecord,
     head::Head,
@@ -86,6 +86,9 @@ impl Engine {
     /// # Errors
     /// Those of names and limits; [`Error::Busy`] and [`Error::Unavailable`] if the store cannot be read.
     pub async fn pop(&self, pop: Pop) -> Result<Popped, Error> {
+        if pop.group.as_deref() == Some(TABLE_GROUP) {
+            return Err(Error::Invalid(format!("group `{TABLE_GROUP}` is the tables' own")));
+        }
         let counts = &self.inner.counts;
         Counts::add(&counts.pops, 1);
         let started_us = self.env().now_us();

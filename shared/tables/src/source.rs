@@ -2,12 +2,12 @@
 
 use async_trait::async_trait;
 use futures_util::{StreamExt, TryStreamExt};
-use tidewheel_engine::{Configure, Engine, Error as EngineError, Extent, PartitionId, PartitionInfo, Read, Uuid};
+use tidewheel_engine::{
+    Configure, Engine, Error as EngineError, Extent, PartitionId, PartitionInfo, Read, TABLE_GROUP,
+    Uuid,
+};
 
 use crate::Error;
-
-/// The group that stands for a stream's table in the wake-up index.
-pub const TABLE_GROUP: &str = "__table__";
 
 /// Partitions whose names are looked up at once.
 const LOOKUPS: usize = 16;
@@ -24,7 +24,8 @@ pub trait Source: Send + Sync + 'static {
     /// Partitions that may have records which the table does not have.
     async fn ready(&self, stream: &str, limit: usize) -> Result<Vec<PartitionInfo>, Error>;
     /// Says that the table has everything below `tail`; if that is the end, the partition is no longer ready.
-    async fn settle(&self, stream: &str, partition: &PartitionId, tail: u64) -> Result<bool, Error>;
+    async fn settle(&self, stream: &str, partition: &PartitionId, tail: u64)
+    -> Result<bool, Error>;
     /// Reads records from an offset on.
     async fn read(
         &self,
@@ -66,7 +67,12 @@ impl Source for Engine {
         futures_util::stream::iter(names).buffered(LOOKUPS).try_collect().await
     }
 
-    async fn settle(&self, stream: &str, partition: &PartitionId, tail: u64) -> Result<bool, Error> {
+    async fn settle(
+        &self,
+        stream: &str,
+        partition: &PartitionId,
+        tail: u64,
+    ) -> Result<bool, Error> {
         Ok(Engine::settle(self, stream, TABLE_GROUP, partition, tail).await?)
     }
 
