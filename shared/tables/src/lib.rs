@@ -40,6 +40,6 @@ pub use crate::{
     schema::{Schema, SchemaError},
     seal::{Report, Sealed},
     shape::Shape,
-    source::{Source, TABLE_GROUP},
-    tables::{Freshness, Location, Settings, Tables},
+    source::Source,
+    tables::{Freshness, Location, Reach, Settings, Tables},
 };
