@@ -110,6 +110,26 @@ impl Query {
 }
 
 impl Query {
+    /// Every item of a partition key whose sort key begins like this, ascending, in pages of the largest size.
+    pub fn prefix(pk: impl Into<String>, prefix: impl Into<String>) -> Self {
+        let from = prefix.into();
+        let to = format!("{from}{}", char::MAX);
+        Self { from: Some(from), to: Some(to), ..Self::all(pk) }
+    }
+
+    /// The query of the page after this one; `None` if there is nothing more to ask for.
+    #[must_use]
+    pub fn following(&self, page: &Page) -> Option<Self> {
+        let (last, _) = page.items.last().filter(|_| page.more)?;
+        let mut next = self.clone();
+        match self.direction {
+            // The least sort key above one is the same with a zero byte.
+            Direction::Forward => next.from = Some(format!("{}\u{0}", last.sk)),
+            Direction::Backward => next.to = Some(below(&last.sk)?),
+        }
+        Some(next)
+    }
+
     /// Checks the query's limits. Every back end calls it first.
     ///
     /// # Errors
@@ -123,6 +143,22 @@ impl Query {
         }
         too_many("items in a page", self.limit, limits::QUERY_ITEMS)
     }
+}
+
+/// The greatest sort key below this one, of those that are not too long; `None` below the least.
+fn below(sk: &str) -> Option<String> {
+    let mut at: Vec<char> = sk.chars().collect();
+    match at.pop()? {
+        '\0' => return Some(at.into_iter().collect::<String>()).filter(|sk| !sk.is_empty()),
+        last => at.push(char::from_u32(last as u32 - 1).unwrap_or('\u{D7FF}')),
+    }
+    let mut sk: String = at.into_iter().collect();
+    for greatest in [char::MAX, '\u{FFFF}', '\u{7FF}', '\u{7F}'] {
+        while sk.len() + greatest.len_utf8() <= limits::SORT_KEY_BYTES {
+            sk.push(greatest);
+        }
+    }
+    Some(sk)
 }
 
 fn too_many(what: &'static str, count: usize, limit: usize) -> Result<(), Invalid> {
@@ -195,4 +231,25 @@ pub trait Store: Send + Sync + 'static {
 
     /// Deletes blobs; a name without a blob is no error. At most [`limits::DELETE_BLOBS`].
     async fn delete_blobs(&self, names: &[BlobName]) -> Result<(), CommitError>;
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        /// Nothing fits between a sort key and the one below it.
+        #[test]
+        fn nothing_lies_between_a_key_and_the_one_below(a in "[\u{0}ab\u{E000}\u{10FFFF}]{1,4}", b in "[\u{0}ab\u{E000}\u{10FFFF}]{1,4}") {
+            match below(&a) {
+                Some(below) => {
+                    prop_assert!(below < a && below.len() <= limits::SORT_KEY_BYTES);
+                    prop_assert!(b <= below || b >= a);
+                }
+                None => prop_assert!(b >= a),
+            }
+        }
+    }
 }

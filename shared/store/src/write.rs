@@ -382,3 +382,52 @@ pub(crate) fn item_bytes(key: &Key, item: Option<&Item>) -> usize {
     // "pk" and "sk", the names of the key's attributes, are billed too.
     item.map_or(0, |i| 4 + key.pk.len() + key.sk.len() + i.size())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn applied(item: &Item, change: Change) -> Result<Option<Item>, Invalid> {
+        let write = Write::update(Key::new("p", "s"), vec![change]);
+        Ok(write.apply(Some(item))?.flatten())
+    }
+
+    #[test]
+    fn a_sum_beyond_64_bits_is_refused() {
+        let item = Item::new().with("n", i64::MAX);
+        assert!(matches!(
+            applied(&item, Change::Add("n".into(), 1)),
+            Err(Invalid::AttributeType { .. })
+        ));
+        let item = Item::new().with("n", i64::MIN);
+        assert!(matches!(
+            applied(&item, Change::Add("n".into(), -1)),
+            Err(Invalid::AttributeType { .. })
+        ));
+        assert!(applied(&item, Change::Add("n".into(), i64::MAX)).is_ok());
+    }
+
+    #[test]
+    fn conditions_on_other_types_are_false() {
+        let item = Item::new().with("text", "5");
+        assert!(!Condition::LessThan("text".into(), 9).holds(Some(&item)));
+        assert!(!Condition::ShorterThan("text".into(), 9).holds(Some(&item)));
+        assert!(!Condition::SetHas("text".into(), "5".into()).holds(Some(&item)));
+    }
+
+    /// The sizes that the cloud bills, by its published rules.
+    #[test]
+    fn items_have_the_size_that_the_cloud_bills() {
+        let key = Key::new("p", "s");
+        assert_eq!(item_bytes(&key, None), 0);
+        assert_eq!(item_bytes(&key, Some(&Item::new())), 6);
+        let of = |v: Value| Item::new().with("ab", v).size();
+        assert_eq!(of("xyz".into()), 5);
+        assert_eq!(of("ä".into()), 4);
+        assert_eq!(of(true.into()), 3);
+        assert_eq!([0, 7, 99, 100, 101, -12_345].map(|n| of(n.into())), [4, 4, 4, 4, 5, 6]);
+        assert_eq!(of(vec![Value::Bool(true), "xy".into()].into()), 2 + 3 + (1 + 1) + (1 + 2));
+        assert_eq!(of(Value::Map([("k".to_owned(), "xy".into())].into())), 2 + 3 + 1 + 1 + 2);
+        assert_eq!(of(Value::StrSet(["a".to_owned(), "bc".to_owned()].into())), 2 + 3);
+    }
+}

@@ -97,12 +97,11 @@ async fn all_pages(store: &Subject, mut query: Query) -> (Vec<String>, usize) {
         let page = store.query(&query).await.expect("a query");
         pages += 1;
         assert!(page.items.len() <= query.limit);
-        found.extend(page.items.into_iter().map(|(k, _)| k.sk));
-        if !page.more {
-            return (found, pages);
+        found.extend(page.items.iter().map(|(k, _)| k.sk.clone()));
+        match query.following(&page) {
+            Some(next) => query = next,
+            None => return (found, pages),
         }
-        // The next sort key after one is the same with a zero byte.
-        query.from = found.last().map(|sk| format!("{sk}\u{0}"));
     }
 }
 
@@ -114,6 +113,10 @@ pub async fn query_limits_and_pages(store: Subject) {
         let (found, pages) = all_pages(&store, Query { limit, ..query("q-pages") }).await;
         assert_eq!(found, sks, "limit {limit}");
         assert!(pages >= 10usize.div_ceil(limit), "limit {limit}: {pages} pages");
+        let back = Query { limit, direction: Direction::Backward, ..query("q-pages") };
+        let (mut found, _) = all_pages(&store, back).await;
+        found.reverse();
+        assert_eq!(found, sks, "limit {limit}, backward");
     }
     let page = store.query(&Query { limit: 4, ..query("q-pages") }).await.expect("a query");
     assert_eq!((page.items.len(), page.more), (4, true));
@@ -151,6 +154,12 @@ pub async fn keys_sort_by_bytes(store: Subject) {
     fill(&store, "q-bytewise", &sks).await;
     sks.sort_unstable_by_key(|sk| sk.as_bytes());
     assert_eq!(sort_keys(&store, &query("q-bytewise")).await, sks);
+    let back = Query { limit: 1, direction: Direction::Backward, ..query("q-bytewise") };
+    let (mut found, _) = all_pages(&store, back).await;
+    found.reverse();
+    assert_eq!(found, sks);
+    let prefix = Query::prefix(key("q-bytewise", "x").pk, "a");
+    assert_eq!(sort_keys(&store, &prefix).await, ["a", "a\u{0}", "ab"]);
     let between = Query { from: Some("a".into()), to: Some("ab".into()), ..query("q-bytewise") };
     assert_eq!(sort_keys(&store, &between).await, ["a", "a\u{0}", "ab"]);
     let first = Key::new(key("q-bytewise", "x").pk, "Z");

@@ -28,6 +28,9 @@ use crate::{
 const BATCH_COMMITS: usize = 1024;
 const BATCH_BYTES: usize = 32 << 20;
 
+/// How often the writer lets others run before it begins with fewer commits than it had last time.
+const PATIENCE: usize = 20;
+
 /// What waits for the writer.
 pub(super) struct Request {
     pub(super) work: Work,
@@ -76,14 +79,27 @@ impl Writer {
 
     /// Works until every sender is gone and the queue is empty.
     pub(super) fn run(mut self) {
+        let mut last = 0;
         while let Some(first) = self.queue.blocking_recv() {
             let mut bytes = first.bytes;
             let mut batch = vec![first];
+            let mut patience = PATIENCE;
             while batch.len() < BATCH_COMMITS && bytes < BATCH_BYTES {
-                let Ok(next) = self.queue.try_recv() else { break };
-                bytes += next.bytes;
-                batch.push(next);
+                match self.queue.try_recv() {
+                    Ok(next) => {
+                        bytes += next.bytes;
+                        batch.push(next);
+                    }
+                    // Those who have just been answered are about to come back: a moment's patience spares
+                    // them, and the disk, a sync of their own.
+                    Err(_) if batch.len() < last && patience > 0 => {
+                        patience -= 1;
+                        std::thread::yield_now();
+                    }
+                    Err(_) => break,
+                }
             }
+            last = batch.len();
             self.execute(batch);
         }
         if let Err(error) = self.db.pragma_update(None, "wal_checkpoint", "TRUNCATE") {
