@@ -122,7 +122,9 @@ mod tests {
 
     #[test]
     fn any_other_name_can_be_read_back_and_cannot_climb() {
-        for name in [".", "..", ".hidden", "a/b", "../../etc", "Bücher", "a b", "100%", "x!2fy", "\0"] {
+        for name in
+            [".", "..", ".hidden", "a/b", "../../etc", "Bücher", "a b", "100%", "x!2fy", "\0"]
+        {
             let directory = directory_name(name);
             assert!(!directory.starts_with('.') && !directory.contains('/'), "{directory}");
             assert_eq!(decode(&directory), name.as_bytes());
@@ -142,9 +144,11 @@ mod tests {
         assert_eq!(directory.uri(), "file:///data/tables/orders");
         let inside = directory.path_of_uri("file:///data/tables/orders/data/a.parquet");
         assert_eq!(inside.unwrap().as_ref(), "tables/orders/data/a.parquet");
-        for outside in
-            ["file:///etc/passwd", "file:///data/tables/orders/../x", "file:///data/tables/orders2/x"]
-        {
+        for outside in [
+            "file:///etc/passwd",
+            "file:///data/tables/orders/../x",
+            "file:///data/tables/orders2/x",
+        ] {
             assert_eq!(directory.path_of_uri(outside), None, "{outside}");
         }
     }

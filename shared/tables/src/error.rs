@@ -38,10 +38,14 @@ pub enum Error {
     #[error("stream `{0}` has declared another schema")]
     SchemaDiffers(String),
     /// The stream's table already has the columns of a stream without a schema.
-    #[error("stream `{0}` has published a table without a schema; a schema is declared before the first record")]
+    #[error(
+        "stream `{0}` has published a table without a schema; a schema is declared before the first record"
+    )]
     TableExists(String),
     /// A stream with a schema has one partition.
-    #[error("stream `{stream}` has a schema and so one partition, but there are records in {partitions} at least")]
+    #[error(
+        "stream `{stream}` has a schema and so one partition, but there are records in {partitions} at least"
+    )]
     Partitions {
         /// The stream.
         stream: String,

@@ -19,7 +19,8 @@
 
 use tidewheel_engine::Uuid;
 use tidewheel_store::{
-    Blob, BlobName, Commit, CommitError, Condition, Consistency, Env, Item, Key, Store, Value, Write,
+    Blob, BlobName, Commit, CommitError, Condition, Consistency, Env, Item, Key, Store, Value,
+    Write,
 };
 
 use crate::{Error, directory::directory_name, limits, positions::Positions};

@@ -66,3 +66,6 @@ pub(crate) const SEAL_STREAMS: usize = 1000;
 
 /// Declared schemas kept in memory.
 pub(crate) const SCHEMAS: usize = 10_000;
+
+/// Snapshots that a table's metadata remembers: every seal writes all of them again.
+pub(crate) const SNAPSHOTS: usize = 500;

@@ -80,7 +80,10 @@ impl Loaded {
     /// True if the table has something of another partition than this.
     pub(crate) fn has_other(&self, partition: &PartitionId) -> bool {
         self.positions.inline.keys().any(|p| p != partition)
-            || self.blobs.iter().any(|b| b.chunks_exact(ENTRY_BYTES).any(|e| entry(e).0 != *partition))
+            || self
+                .blobs
+                .iter()
+                .any(|b| b.chunks_exact(ENTRY_BYTES).any(|e| entry(e).0 != *partition))
     }
 
     /// The positions after some have moved, and the blob to store with the head, if there is one.
@@ -168,9 +171,8 @@ mod tests {
         let mut head = Item::new();
         let mut expected = BTreeMap::new();
         for round in 0..60u64 {
-            let moved: BTreeMap<_, _> = (0..50)
-                .map(|_| (partition(env.below(900) as u32), round + 1))
-                .collect();
+            let moved: BTreeMap<_, _> =
+                (0..50).map(|_| (partition(env.below(900) as u32), round + 1)).collect();
             expected.extend(moved.clone());
             let loaded = Positions::from_item(&head).unwrap().load(&store, "t-x").await.unwrap();
             let (positions, blob) = loaded.moved(&moved, "t-x", &env);

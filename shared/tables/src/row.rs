@@ -67,9 +67,10 @@ impl Schema {
     /// [`RowError`], naming the first column that does not fit.
     pub fn row(&self, payload: &[u8]) -> Result<Row, RowError> {
         let whole = |reason: String| RowError { column: None, reason };
-        let text = std::str::from_utf8(payload).map_err(|_| whole("the row is not UTF-8".into()))?;
-        let raw: &RawValue = serde_json::from_str(text)
-            .map_err(|e| whole(format!("the row is not JSON: {e}")))?;
+        let text =
+            std::str::from_utf8(payload).map_err(|_| whole("the row is not UTF-8".into()))?;
+        let raw: &RawValue =
+            serde_json::from_str(text).map_err(|e| whole(format!("the row is not JSON: {e}")))?;
         let Value::Object(text) = Value::of(raw) else {
             return Err(whole(format!("a row is an object, not {}", Value::of(raw).type_name())));
         };
@@ -112,7 +113,11 @@ impl Path<'_> {
     }
 }
 
-fn fields<'s>(path: &mut Path<'s>, columns: &'s [Column], text: &str) -> Result<Vec<Cell>, RowError> {
+fn fields<'s>(
+    path: &mut Path<'s>,
+    columns: &'s [Column],
+    text: &str,
+) -> Result<Vec<Cell>, RowError> {
     let Ok(Members(members)) = serde_json::from_str(text) else {
         return path.fails("the text cannot be read: is a character escaped that does not exist?");
     };
@@ -187,7 +192,9 @@ fn cell<'s>(path: &mut Path<'s>, column: &'s Column, raw: &RawValue) -> Result<C
                 _ => Ok(Cell::Binary(bytes)),
             }
         }
-        (Kind::Struct(columns), Value::Object(text)) => fields(path, columns, text).map(Cell::Struct),
+        (Kind::Struct(columns), Value::Object(text)) => {
+            fields(path, columns, text).map(Cell::Struct)
+        }
         (Kind::Map(column), Value::Object(text)) => map(path, column, text),
         (Kind::List(item), Value::Array(text)) => {
             let Ok(Elements(elements)) = serde_json::from_str(text) else {
@@ -201,7 +208,9 @@ fn cell<'s>(path: &mut Path<'s>, column: &'s Column, raw: &RawValue) -> Result<C
             }
             Ok(Cell::List(cells))
         }
-        (kind, value) => path.fails(format!("{} expected, not {}", expected(kind), value.type_name())),
+        (kind, value) => {
+            path.fails(format!("{} expected, not {}", expected(kind), value.type_name()))
+        }
     }
 }
 
@@ -228,7 +237,8 @@ fn map<'s>(path: &mut Path<'s>, column: &'s Column, text: &str) -> Result<Cell, 
 
 fn float(path: &Path<'_>, number: &str, exact: u64) -> Result<f64, RowError> {
     if json::is_whole(number) && !number.parse::<i64>().is_ok_and(|n| n.unsigned_abs() <= exact) {
-        return path.fails(format!("the integer {} has no exact floating form here", shown(number)));
+        return path
+            .fails(format!("the integer {} has no exact floating form here", shown(number)));
     }
     match number.parse::<f64>() {
         Ok(n) if n.is_finite() => Ok(n),

@@ -6,7 +6,9 @@ use arrow_array::RecordBatch;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 
 use crate::{
-    Error, data, files::Files, shape,
+    Error, data,
+    files::Files,
+    shape,
     snapshot::{load_manifest, load_manifest_list, load_metadata},
     tables::Tables,
 };

@@ -126,7 +126,10 @@ impl Schema {
         let raw: &RawValue = serde_json::from_str(text)
             .map_err(|e| SchemaError::Root(format!("the schema is not JSON: {e}")))?;
         let node = compiler.node("", raw)?;
-        if node.ty.as_ref().is_some_and(|t| *t != Types { real: vec!["object".into()], null: false })
+        if node
+            .ty
+            .as_ref()
+            .is_some_and(|t| *t != Types { real: vec!["object".into()], null: false })
         {
             return Err(SchemaError::Root("a stream's schema is of type `object`".to_owned()));
         }
@@ -142,7 +145,9 @@ impl Schema {
         iceberg::spec::Schema::builder()
             .with_fields(schema.iceberg_fields(&mut 0))
             .build()
-            .map_err(|e| SchemaError::Root(format!("the columns make no table: {}", e.message())))?;
+            .map_err(|e| {
+                SchemaError::Root(format!("the columns make no table: {}", e.message()))
+            })?;
         Ok(schema)
     }
 
@@ -323,12 +328,7 @@ impl Compiler {
             .collect()
     }
 
-    fn column(
-        &mut self,
-        path: &str,
-        raw: &RawValue,
-        depth: usize,
-    ) -> Result<Column, SchemaError> {
+    fn column(&mut self, path: &str, raw: &RawValue, depth: usize) -> Result<Column, SchemaError> {
         self.fields += 1;
         if self.fields > limits::SCHEMA_FIELDS {
             return Err(at(path, format!("more than {} fields", limits::SCHEMA_FIELDS)));
@@ -403,7 +403,9 @@ impl Compiler {
             )),
             ("string", Some(format @ ("byte" | "binary"))) => Err(at(
                 path,
-                format!("format `{format}` is no column type: bytes need `contentEncoding` base64 or base16"),
+                format!(
+                    "format `{format}` is no column type: bytes need `contentEncoding` base64 or base16"
+                ),
             )),
             (ty, None) => Err(at(path, format!("type `{ty}` is no column type"))),
             (ty, Some(format)) => {
@@ -418,7 +420,10 @@ fn binary(path: &str, encoding: &str, format: Option<&str>) -> Result<Kind, Sche
         "base16" => Encoding::Base16,
         "base64" => Encoding::Base64,
         other => {
-            return Err(at(path, format!("contentEncoding `{other}`: base16 and base64 are known")));
+            return Err(at(
+                path,
+                format!("contentEncoding `{other}`: base16 and base64 are known"),
+            ));
         }
     };
     let Some(format) = format else { return Ok(Kind::Binary { encoding, size: None }) };
@@ -499,7 +504,8 @@ impl Column {
                 let (key, id) = (next(), next());
                 let ty = value.iceberg(last);
                 Type::Map(MapType::new(
-                    NestedField::map_key_element(key, Type::Primitive(PrimitiveType::String)).into(),
+                    NestedField::map_key_element(key, Type::Primitive(PrimitiveType::String))
+                        .into(),
                     NestedField::map_value_element(id, ty, !value.nullable).into(),
                 ))
             }

@@ -147,10 +147,10 @@ impl Tables {
         }
         // A busy partition stays awake: putting it to sleep would make the next push pay for waking it.
         for (partition, tail, new) in &found.drained {
-            if !new || full {
-                if let Err(e) = inner.source.settle(stream, partition, *tail).await {
-                    tracing::debug!(stream, %partition, error = %e, "the partition stays awake");
-                }
+            if (!new || full)
+                && let Err(e) = inner.source.settle(stream, partition, *tail).await
+            {
+                tracing::debug!(stream, %partition, error = %e, "the partition stays awake");
             }
         }
         Ok(sealed)
@@ -219,7 +219,13 @@ impl Tables {
                 };
                 if first.offset > next {
                     let (from, to) = (next, first.offset);
-                    tracing::warn!(stream, partition = partition.name, from, to, "records were gone before they were sealed");
+                    tracing::warn!(
+                        stream,
+                        partition = partition.name,
+                        from,
+                        to,
+                        "records were gone before they were sealed"
+                    );
                     found.lost += to - from;
                 }
                 let rows = shape.rows(&arrow, &partition.name, &read.records)?;
@@ -272,7 +278,13 @@ impl Tables {
         // A stream that was deleted and made again goes on where the old table's hint is: a hint never goes back.
         let last = if head.version == 0 { files.hint_version().await? } else { head.version };
         let version = last + 1;
-        let append = Append { commit_id: &commit_id, files: data, moved: &found.moved, version };
+        let append = Append {
+            commit_id: &commit_id,
+            files: data,
+            moved: &found.moved,
+            version,
+            snapshots: inner.settings.snapshots,
+        };
         let appended = base.append(files, &inner.env, append).await?;
 
         let (positions, blob) = positions.moved(&found.moved, &head::owner(stream.0), &inner.env);

@@ -75,7 +75,8 @@ impl Shape {
             Shape::Declared(schema) => {
                 let long = || Type::Primitive(PrimitiveType::Long);
                 let mut last = 1;
-                let mut fields = vec![Arc::new(NestedField::required(1, "litelink_offset", long()))];
+                let mut fields =
+                    vec![Arc::new(NestedField::required(1, "litelink_offset", long()))];
                 fields.extend(schema.iceberg_fields(&mut last));
                 fields.push(Arc::new(NestedField::required(last + 1, "streamcast_ts", long())));
                 fields
@@ -116,7 +117,9 @@ impl Shape {
         records: &[Record],
     ) -> Result<Rows, Error> {
         match self {
-            Shape::Envelope => Ok(Rows { batch: envelope(arrow, partition, records)?, unfit: None }),
+            Shape::Envelope => {
+                Ok(Rows { batch: envelope(arrow, partition, records)?, unfit: None })
+            }
             Shape::Declared(schema) => declared(schema, arrow, records),
         }
     }
@@ -138,9 +141,7 @@ fn envelope(arrow: &SchemaRef, partition: &str, records: &[Record]) -> Result<Re
         texts(&|r| r.id.to_string()),
         texts(&|r| r.transaction_id.clone()),
         Arc::new(records.iter().map(|r| r.key.as_deref()).collect::<StringArray>()),
-        Arc::new(
-            records.iter().map(|r| r.headers.as_deref().map(lossy)).collect::<StringArray>(),
-        ),
+        Arc::new(records.iter().map(|r| r.headers.as_deref().map(lossy)).collect::<StringArray>()),
         texts(&|r| lossy(&r.payload)),
     ];
     Ok(RecordBatch::try_new(arrow.clone(), columns)?)
@@ -153,7 +154,10 @@ fn declared(schema: &Schema, arrow: &SchemaRef, records: &[Record]) -> Result<Ro
     for record in records {
         match schema.row(&record.payload) {
             Ok(Row(cells)) => {
-                columns.iter_mut().zip(&cells).try_for_each(|(column, cell)| column.append(cell))?;
+                columns
+                    .iter_mut()
+                    .zip(&cells)
+                    .try_for_each(|(column, cell)| column.append(cell))?;
                 taken += 1;
             }
             Err(error) => {
@@ -298,7 +302,8 @@ impl Builder {
     }
 
     fn finish(self, field: &Field) -> Result<ArrayRef, ArrowError> {
-        let mismatch = || ArrowError::SchemaError(format!("column `{}` has another type", field.name()));
+        let mismatch =
+            || ArrowError::SchemaError(format!("column `{}` has another type", field.name()));
         Ok(match self {
             Builder::Bool(mut b) => Arc::new(b.finish()),
             Builder::Int32(mut b) => Arc::new(b.finish()),
@@ -320,8 +325,12 @@ impl Builder {
                 )?)
             }
             Builder::Map(mut keys, values, offsets, mut nulls) => {
-                let DataType::Map(entries, ordered) = field.data_type() else { return Err(mismatch()) };
-                let DataType::Struct(children) = entries.data_type() else { return Err(mismatch()) };
+                let DataType::Map(entries, ordered) = field.data_type() else {
+                    return Err(mismatch());
+                };
+                let DataType::Struct(children) = entries.data_type() else {
+                    return Err(mismatch());
+                };
                 let [_, value] = children.as_ref() else { return Err(mismatch()) };
                 let arrays = vec![Arc::new(keys.finish()) as ArrayRef, values.finish(value)?];
                 let structs = StructArray::try_new(children.clone(), arrays, None)?;

@@ -43,6 +43,8 @@ pub(crate) struct Append<'a> {
     pub(crate) moved: &'a BTreeMap<PartitionId, u64>,
     /// The version that the metadata gets.
     pub(crate) version: u64,
+    /// Snapshots that the metadata remembers.
+    pub(crate) snapshots: usize,
 }
 
 /// A snapshot whose files are written.
@@ -65,10 +67,7 @@ impl Base {
             ("tidewheel.stream".to_owned(), stream.1.to_owned()),
             ("tidewheel.stream-id".to_owned(), stream.0.to_string()),
             ("write.parquet.compression-codec".to_owned(), "zstd".to_owned()),
-            (
-                "write.metadata.previous-versions-max".to_owned(),
-                limits::METADATA_LOG.to_string(),
-            ),
+            ("write.metadata.previous-versions-max".to_owned(), limits::METADATA_LOG.to_string()),
         ]);
         if let Shape::Declared(schema) = shape {
             properties.insert("tidewheel.schema".to_owned(), schema.to_text());
@@ -141,7 +140,8 @@ impl Base {
         let added = writer.added(append.files).await?;
         let mut manifests = vec![added];
         manifests.extend(writer.merged(self.manifests).await?);
-        let list = writer.list(manifests, parent.as_ref().map(|s| s.snapshot_id()), sequence).await?;
+        let list =
+            writer.list(manifests, parent.as_ref().map(|s| s.snapshot_id()), sequence).await?;
 
         // A reader walks snapshots by time, and clocks of different writers disagree.
         let last = self.metadata.as_ref().map_or(0, TableMetadata::last_updated_ms);
@@ -154,7 +154,10 @@ impl Base {
             .with_schema_id(self.schema.schema_id())
             .with_summary(summary)
             .build();
-        let metadata = self.builder.set_branch_snapshot(snapshot, MAIN_BRANCH)?.build()?.metadata;
+        let oldest =
+            self.metadata.as_ref().map(|m| beyond(m, append.snapshots)).unwrap_or_default();
+        let builder = self.builder.remove_snapshots(&oldest);
+        let metadata = builder.set_branch_snapshot(snapshot, MAIN_BRANCH)?.build()?.metadata;
         let body = serde_json::to_vec(&metadata).map_err(|e| Error::Format(e.to_string()))?;
         let stem = directory::metadata_stem(append.version, env);
         files.write(&directory::metadata_file(&stem), body.into()).await?;
@@ -170,6 +173,20 @@ impl Base {
             }
         }
     }
+}
+
+/// The oldest snapshots, those too many once one more is added. The current one is never among them.
+fn beyond(metadata: &TableMetadata, keep: usize) -> Vec<i64> {
+    let mut snapshots: Vec<_> =
+        metadata.snapshots().map(|s| (s.sequence_number(), s.snapshot_id())).collect();
+    snapshots.sort_unstable();
+    let excess = (snapshots.len() + 1).saturating_sub(keep.max(1));
+    snapshots.truncate(excess);
+    snapshots
+        .into_iter()
+        .map(|(_, id)| id)
+        .filter(|id| Some(*id) != metadata.current_snapshot_id())
+        .collect()
 }
 
 /// Reads a metadata file.
@@ -189,7 +206,10 @@ pub(crate) async fn load_manifest_list(
 }
 
 /// Reads a manifest.
-pub(crate) async fn load_manifest(files: &Files, manifest: &ManifestFile) -> Result<Manifest, Error> {
+pub(crate) async fn load_manifest(
+    files: &Files,
+    manifest: &ManifestFile,
+) -> Result<Manifest, Error> {
     let body = files.read_uri(&manifest.manifest_path).await?;
     Ok(Manifest::parse_avro(&body)?)
 }
@@ -243,7 +263,8 @@ impl ManifestStore<'_> {
     /// their number must not grow with the number of commits.
     async fn merged(&self, manifests: Vec<ManifestFile>) -> Result<Vec<ManifestFile>, Error> {
         let entries = |m: &ManifestFile| {
-            u64::from(m.added_files_count.unwrap_or(0)) + u64::from(m.existing_files_count.unwrap_or(0))
+            u64::from(m.added_files_count.unwrap_or(0))
+                + u64::from(m.existing_files_count.unwrap_or(0))
         };
         let (small, mut rest): (Vec<_>, Vec<_>) = manifests.into_iter().partition(|m| {
             m.content == ManifestContentType::Data && entries(m) < limits::MANIFEST_ENTRIES

@@ -4,7 +4,7 @@ use std::{collections::HashMap, sync::Arc};
 
 use object_store::{ObjectStore, path::Path};
 use parking_lot::Mutex;
-use tidewheel_engine::{Engine, Uuid};
+use tidewheel_engine::{Engine, PartitionId, Uuid};
 use tidewheel_store::{Blob, Env, Store};
 
 use crate::{
@@ -13,6 +13,7 @@ use crate::{
     files::Files,
     head::{self, Declared, Flipped, Head},
     limits,
+    positions::Loaded,
     shape::Shape,
     source::Source,
 };
@@ -26,11 +27,19 @@ pub struct Settings {
     pub seal_bytes: usize,
     /// Bytes at which a data file is full, about.
     pub file_bytes: usize,
+    /// Snapshots that a table's metadata remembers, at least 1. Older ones can no longer be travelled to; every row
+    /// stays in the current one.
+    pub snapshots: usize,
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { seal_rows: 2_000_000, seal_bytes: 1 << 30, file_bytes: limits::FILE_BYTES }
+        Self {
+            seal_rows: 2_000_000,
+            seal_bytes: 1 << 30,
+            file_bytes: limits::FILE_BYTES,
+            snapshots: limits::SNAPSHOTS,
+        }
     }
 }
 
@@ -58,6 +67,16 @@ pub struct Freshness {
     pub partitions_behind: usize,
     /// False if there were more partitions to look at than one call looks at; then the two numbers are a lower bound.
     pub complete: bool,
+}
+
+/// How far a table reached in each partition when it was asked. It only moves forward, so this stays true.
+pub struct Reach(Loaded);
+
+impl Reach {
+    /// The offset below which the table has every record of a partition that it will ever have.
+    pub fn below(&self, partition: &PartitionId) -> u64 {
+        self.0.get(partition)
+    }
 }
 
 /// The tables of all streams. Cheap to clone.
@@ -215,6 +234,16 @@ impl Tables {
             }
         }
         Ok(freshness)
+    }
+
+    /// How far the table of a stream reaches: what retention may take without taking it from the table.
+    ///
+    /// # Errors
+    /// [`Error::StreamNotFound`], or the store's.
+    pub async fn reach(&self, stream: &str) -> Result<Reach, Error> {
+        let id = self.id(stream).await?;
+        let head = self.head(&id, stream).await?;
+        Ok(Reach(head.positions.load(&*self.inner.store, &head::owner(&id)).await?))
     }
 
     pub(crate) async fn id(&self, stream: &str) -> Result<Uuid, Error> {

@@ -1,10 +1,24 @@
 //! Everything that can go wrong at every call of a seal, one after another.
 
-use tidewheel_store::Memory;
+use std::{
+    ops::Range,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use object_store::path::Path;
+use tidewheel_store::{
+    BlobName, Commit, CommitError, Committed, Consistency, Env, Item, Key, Memory, Page, Query,
+    ReadError, Store,
+};
 use tidewheel_tables::{Error, Settings, Tables};
 
 use crate::{
-    fake::{Fault, Fuse, World},
+    fake::{Fault, Fuse, START_US, World},
     seal::assert_exact,
 };
 
@@ -118,7 +132,10 @@ async fn a_lost_reply_of_the_head_is_resolved() {
         if version == 2 && outcome.as_ref().is_ok_and(|s| s.rows == 225) {
             resolved += 1;
         }
-        assert!(version == 1 || outcome.is_ok(), "a commit that counts was reported as {outcome:?}");
+        assert!(
+            version == 1 || outcome.is_ok(),
+            "a commit that counts was reported as {outcome:?}"
+        );
     }
     assert!(resolved >= 1);
 }
@@ -157,71 +174,84 @@ async fn two_sealers_race() {
     assert!(lost > 0, "they never met");
 }
 
+/// Tables of a world whose store is another.
+fn tables_on(world: &World, store: impl Store) -> Tables {
+    Tables::with_source(
+        Arc::new(world.streams.clone()),
+        Arc::new(store),
+        Env::simulated(99, START_US, 0),
+        world.objects.clone(),
+        Path::from("root"),
+        "mem://root",
+        Settings::default(),
+    )
+}
+
 /// A sealer that was frozen before its last write wakes up when the world has moved on.
 #[tokio::test(start_paused = true)]
 async fn a_frozen_sealer_changes_nothing() {
     let world = prepared(1).await;
-    let before: Memory = world.store.fork();
+    let before = world.store.fork();
     world.tables().seal("s").await.unwrap();
     world.streams.push("s", "a", ["1".to_owned()]);
     world.tables().seal("s").await.unwrap();
     let location = world.tables().location("s").await.unwrap();
     // It reads the old head, and its write meets the new one.
-    let frozen = Frozen { old: before, new: world.store.clone() };
-    let tables = frozen.tables(&world);
-    assert!(matches!(tables.seal("s").await, Err(Error::Conflict(_))));
+    let frozen =
+        tables_on(&world, Twisted { read: before, write: world.store.clone(), overtaken: None });
+    assert!(matches!(frozen.seal("s").await, Err(Error::Conflict(_))));
     assert_eq!(world.tables().location("s").await.unwrap(), location);
     assert!(location.metadata.unwrap().contains(&world.hint("s").await.unwrap()));
     assert_exact(&world, "s").await;
 }
 
-use std::sync::Arc;
-
-use async_trait::async_trait;
-use tidewheel_store::{
-    BlobName, Commit, CommitError, Committed, Consistency, Env, Item, Key, Page, Query, ReadError, Store,
-};
-
-/// Reads the past, writes to the present.
-struct Frozen {
-    old: Memory,
-    new: Memory,
+/// A commit that landed, whose reply was lost, and on top of which another has landed before it could be looked for.
+#[tokio::test(start_paused = true)]
+async fn a_commit_that_was_overtaken_is_found_in_the_history() {
+    let world = prepared(1).await;
+    let overtaken = Some((world.clone(), AtomicBool::new(false)));
+    let store = Twisted { read: world.store.clone(), write: world.store.clone(), overtaken };
+    let sealed = tables_on(&world, store).seal("s").await.unwrap();
+    assert_eq!(sealed.rows, 225);
+    assert_eq!(world.tables().location("s").await.unwrap().version, 3);
+    assert_exact(&world, "s").await;
 }
 
-impl Frozen {
-    fn tables(self, world: &World) -> Tables {
-        Tables::with_source(
-            Arc::new(world.streams.clone()),
-            Arc::new(self),
-            Env::simulated(99, crate::fake::START_US, 0),
-            world.objects.clone(),
-            object_store::path::Path::from("root"),
-            "mem://root",
-            Settings::default(),
-        )
-    }
+/// Reads one store and writes another; may lose the reply of its first commit while another process seals.
+struct Twisted {
+    read: Memory,
+    write: Memory,
+    overtaken: Option<(World, AtomicBool)>,
 }
 
 #[async_trait]
-impl Store for Frozen {
+impl Store for Twisted {
     async fn get(&self, key: &Key, consistency: Consistency) -> Result<Option<Item>, ReadError> {
-        self.old.get(key, consistency).await
+        self.read.get(key, consistency).await
     }
     async fn batch_get(&self, keys: &[Key]) -> Result<Vec<Option<Item>>, ReadError> {
-        self.old.batch_get(keys).await
+        self.read.batch_get(keys).await
     }
     async fn query(&self, query: &Query) -> Result<Page, ReadError> {
-        self.old.query(query).await
+        self.read.query(query).await
     }
     async fn commit(&self, commit: Commit) -> Result<Committed, CommitError> {
-        self.new.commit(commit).await
+        let committed = self.write.commit(commit).await;
+        match &self.overtaken {
+            Some((world, done)) if !done.swap(true, Ordering::SeqCst) => {
+                world.streams.push("s", "b", ["2".to_owned()]);
+                assert_eq!(world.tables().seal("s").await.unwrap().rows, 1);
+                Err(CommitError::Unknown("lost".to_owned()))
+            }
+            _ => committed,
+        }
     }
     async fn blob(
         &self,
         name: &BlobName,
-        range: Option<std::ops::Range<u64>>,
-    ) -> Result<Option<bytes::Bytes>, ReadError> {
-        self.old.blob(name, range).await
+        range: Option<Range<u64>>,
+    ) -> Result<Option<Bytes>, ReadError> {
+        self.read.blob(name, range).await
     }
     async fn list_blobs(
         &self,
@@ -229,9 +259,9 @@ impl Store for Frozen {
         after: Option<&str>,
         limit: usize,
     ) -> Result<Vec<BlobName>, ReadError> {
-        self.old.list_blobs(owner, after, limit).await
+        self.read.list_blobs(owner, after, limit).await
     }
     async fn delete_blobs(&self, names: &[BlobName]) -> Result<(), CommitError> {
-        self.new.delete_blobs(names).await
+        self.write.delete_blobs(names).await
     }
 }

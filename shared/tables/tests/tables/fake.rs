@@ -50,7 +50,12 @@ struct Stream {
 pub(crate) struct Streams(Arc<Mutex<BTreeMap<String, Stream>>>);
 
 impl Streams {
-    pub(crate) fn push(&self, stream: &str, partition: &str, payloads: impl IntoIterator<Item = String>) {
+    pub(crate) fn push(
+        &self,
+        stream: &str,
+        partition: &str,
+        payloads: impl IntoIterator<Item = String>,
+    ) {
         let mut streams = self.0.lock();
         let stream = streams.entry(stream.to_owned()).or_insert_with(|| new_stream(stream));
         let id = PartitionId::of(&stream.id, partition);
@@ -143,7 +148,12 @@ impl Source for Streams {
         Ok(infos.collect())
     }
 
-    async fn settle(&self, stream: &str, partition: &PartitionId, tail: u64) -> Result<bool, Error> {
+    async fn settle(
+        &self,
+        stream: &str,
+        partition: &PartitionId,
+        tail: u64,
+    ) -> Result<bool, Error> {
         let mut streams = self.0.lock();
         let of = streams.get_mut(stream).unwrap();
         let log = &of.partitions[partition];
@@ -165,7 +175,8 @@ impl Source for Streams {
         let read = self.log(partition, |log| {
             let tail = log.floor + log.records.len() as u64;
             let start = (from.max(log.floor) - log.floor) as usize;
-            let found: Vec<_> = log.records.iter().skip(start).take(records.min(CHUNK)).cloned().collect();
+            let found: Vec<_> =
+                log.records.iter().skip(start).take(records.min(CHUNK)).cloned().collect();
             let next = found.last().map_or(from.max(log.floor), |r| r.offset + 1);
             Read { records: found, next, extent: Extent { floor: log.floor, tail } }
         });
@@ -245,7 +256,10 @@ fn unread() -> ReadError {
 }
 
 impl FusedStore {
-    async fn reading<T>(&self, read: impl Future<Output = Result<T, ReadError>>) -> Result<T, ReadError> {
+    async fn reading<T>(
+        &self,
+        read: impl Future<Output = Result<T, ReadError>>,
+    ) -> Result<T, ReadError> {
         match self.fuse.strike() {
             Strike::Pass => read.await,
             Strike::Before | Strike::After => Err(unread()),
@@ -281,7 +295,11 @@ impl Store for FusedStore {
     async fn commit(&self, commit: Commit) -> Result<Committed, CommitError> {
         self.writing(self.store.commit(commit)).await
     }
-    async fn blob(&self, name: &BlobName, range: Option<Range<u64>>) -> Result<Option<Bytes>, ReadError> {
+    async fn blob(
+        &self,
+        name: &BlobName,
+        range: Option<Range<u64>>,
+    ) -> Result<Option<Bytes>, ReadError> {
         self.reading(self.store.blob(name, range)).await
     }
     async fn list_blobs(
@@ -353,7 +371,11 @@ impl ObjectStore for FusedObjects {
     ) -> object_store::Result<Box<dyn MultipartUpload>> {
         self.call(self.objects.put_multipart_opts(location, options)).await
     }
-    async fn get_opts(&self, location: &Path, options: GetOptions) -> object_store::Result<GetResult> {
+    async fn get_opts(
+        &self,
+        location: &Path,
+        options: GetOptions,
+    ) -> object_store::Result<GetResult> {
         self.call(self.objects.get_opts(location, options)).await
     }
     fn delete_stream(
@@ -368,7 +390,12 @@ impl ObjectStore for FusedObjects {
     async fn list_with_delimiter(&self, prefix: Option<&Path>) -> object_store::Result<ListResult> {
         self.call(self.objects.list_with_delimiter(prefix)).await
     }
-    async fn copy_opts(&self, from: &Path, to: &Path, options: CopyOptions) -> object_store::Result<()> {
+    async fn copy_opts(
+        &self,
+        from: &Path,
+        to: &Path,
+        options: CopyOptions,
+    ) -> object_store::Result<()> {
         self.call(self.objects.copy_opts(from, to, options)).await
     }
 }

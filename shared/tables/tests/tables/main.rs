@@ -1,6 +1,7 @@
 //! Behaviour of tables, on a source of records that is a list in memory and on files in memory.
 
 mod crash;
+mod engine;
 mod fake;
 mod rows;
 mod schemas;

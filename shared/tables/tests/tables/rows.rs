@@ -116,15 +116,33 @@ async fn a_declared_stream_publishes_its_columns_and_nothing_else() {
     tables.seal("s").await.unwrap();
 
     let scan = tables.scan("s").await.unwrap();
-    let names: Vec<_> = scan.batches[0].schema().fields().iter().map(|f| f.name().clone()).collect();
+    let names: Vec<_> =
+        scan.batches[0].schema().fields().iter().map(|f| f.name().clone()).collect();
     assert_eq!(
         names,
-        ["litelink_offset", "n", "i", "d", "f", "b", "s", "hex", "fix", "st", "m", "l", "ll", "streamcast_ts"]
+        [
+            "litelink_offset",
+            "n",
+            "i",
+            "d",
+            "f",
+            "b",
+            "s",
+            "hex",
+            "fix",
+            "st",
+            "m",
+            "l",
+            "ll",
+            "streamcast_ts"
+        ]
     );
     let longs = |name: &str| -> Vec<i64> {
         let batches = scan.batches.iter();
         batches
-            .flat_map(|b| b.column_by_name(name).unwrap().as_primitive::<Int64Type>().values().to_vec())
+            .flat_map(|b| {
+                b.column_by_name(name).unwrap().as_primitive::<Int64Type>().values().to_vec()
+            })
             .collect()
     };
     assert_eq!(longs("litelink_offset"), [1, 2, 3, 4], "readers count from 1");
@@ -152,7 +170,10 @@ async fn a_declared_stream_publishes_its_columns_and_nothing_else() {
 async fn a_row_that_slipped_in_stops_its_stream_there_and_says_so() {
     let world = World::new();
     let tables = world.tables();
-    tables.declare("s", r#"{"properties":{"n":{"type":"integer"}},"required":["n"]}"#).await.unwrap();
+    tables
+        .declare("s", r#"{"properties":{"n":{"type":"integer"}},"required":["n"]}"#)
+        .await
+        .unwrap();
     world.streams.push("s", "p", [r#"{"n":1}"#, r#"{"n":"x"}"#, r#"{"n":3}"#].map(str::to_owned));
     for rows in [1, 0] {
         let sealed = tables.seal("s").await.unwrap();
@@ -180,7 +201,8 @@ async fn a_schema_is_declared_once_and_in_time() {
     assert!(matches!(tables.declare("s", other).await, Err(Error::SchemaDiffers(_))));
     assert!(matches!(tables.declare("s", "{}").await, Err(Error::Schema(_))));
     // Another process knows it too, large ones included.
-    let wide: Vec<_> = (0..300).map(|i| format!(r#""c{i}":{{"type":["string","null"]}}"#)).collect();
+    let wide: Vec<_> =
+        (0..300).map(|i| format!(r#""c{i}":{{"type":["string","null"]}}"#)).collect();
     let wide = format!(r#"{{"properties":{{{}}}}}"#, wide.join(","));
     tables.declare("wide", &wide).await.unwrap();
     assert_eq!(world.tables().schema("wide").await.unwrap().unwrap().columns().len(), 300);

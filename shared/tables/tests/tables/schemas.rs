@@ -69,7 +69,8 @@ fn columns_map_to_arrow_in_declared_order() {
     assert_eq!(
         fields[6].data_type(),
         &DataType::Struct(
-            vec![Field::new("x", DataType::Boolean, false), Field::new("a", DataType::Utf8, true)].into()
+            vec![Field::new("x", DataType::Boolean, false), Field::new("a", DataType::Utf8, true)]
+                .into()
         )
     );
     let DataType::Map(entries, false) = fields[7].data_type() else { panic!() };
@@ -134,7 +135,10 @@ fn a_schema_as_a_whole_may_be_refused() {
         ("[", "JSON"),
         ("[]", "object"),
         (r#"{"type":"array","items":{"type":"string"}}"#, "object"),
-        (r#"{"type":["object","null"],"properties":{"a":{"type":"string"}},"required":["a"]}"#, "object"),
+        (
+            r#"{"type":["object","null"],"properties":{"a":{"type":"string"}},"required":["a"]}"#,
+            "object",
+        ),
         (r#"{"type":"object"}"#, "properties"),
         (r#"{"properties":{}}"#, "properties"),
         (r#"{"properties":{"a":{"type":"string"}},"required":["b"]}"#, "`b`"),
@@ -144,7 +148,9 @@ fn a_schema_as_a_whole_may_be_refused() {
         assert!(error.contains(word), "{text}: {error}");
     }
     for reserved in ["streamcast_ts", "litelink_offset"] {
-        let text = format!(r#"{{"properties":{{"{reserved}":{{"type":"string"}}}},"required":["{reserved}"]}}"#);
+        let text = format!(
+            r#"{{"properties":{{"{reserved}":{{"type":"string"}}}},"required":["{reserved}"]}}"#
+        );
         assert!(Schema::compile(&text).unwrap_err().to_string().contains("reserved"));
     }
     // May be left out, may not be null: a table cannot tell that.
@@ -159,13 +165,25 @@ fn a_schema_as_a_whole_may_be_refused() {
 
 #[test]
 fn depth_and_size_are_bounded() {
-    let deep = |n: usize| format!("{}{}{}", r#"{"type":"array","items":"#.repeat(n), r#"{"type":"string"}"#, "}".repeat(n));
+    let deep = |n: usize| {
+        format!(
+            "{}{}{}",
+            r#"{"type":"array","items":"#.repeat(n),
+            r#"{"type":"string"}"#,
+            "}".repeat(n)
+        )
+    };
     assert!(column(&deep(10)).is_ok());
     assert!(column(&deep(1000)).unwrap_err().to_string().contains("nested"));
-    let wide: Vec<_> = (0..2001).map(|i| format!(r#""c{i}":{{"type":["string","null"]}}"#)).collect();
-    let error = Schema::compile(&format!(r#"{{"properties":{{{}}}}}"#, wide.join(","))).unwrap_err();
+    let wide: Vec<_> =
+        (0..2001).map(|i| format!(r#""c{i}":{{"type":["string","null"]}}"#)).collect();
+    let error =
+        Schema::compile(&format!(r#"{{"properties":{{{}}}}}"#, wide.join(","))).unwrap_err();
     assert!(error.to_string().contains("2000"), "{error}");
-    let long = format!(r#"{{"title":"{}","properties":{{"a":{{"type":["string","null"]}}}}}}"#, "x".repeat(270_000));
+    let long = format!(
+        r#"{{"title":"{}","properties":{{"a":{{"type":["string","null"]}}}}}}"#,
+        "x".repeat(270_000)
+    );
     assert!(Schema::compile(&long).unwrap_err().to_string().contains("262144"));
 }
 
@@ -177,5 +195,8 @@ fn what_is_not_enforced_is_named() {
     )
     .unwrap();
     assert_eq!(schema.ignored(), ["a: enum", "a: minLength"]);
-    assert_eq!(schema.to_text(), r#"{"type":"object","properties":{"a":{"type":["string","null"]}},"required":[]}"#);
+    assert_eq!(
+        schema.to_text(),
+        r#"{"type":"object","properties":{"a":{"type":["string","null"]}},"required":[]}"#
+    );
 }
