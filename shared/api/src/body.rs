@@ -122,12 +122,23 @@ impl Body {
 }
 
 fn parse<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T, Failure> {
-    match serde_json::from_str(checked(body)?) {
+    let text = checked(body)?;
+    match serde_json::from_str(text) {
         Ok(Object(request)) => Ok(request),
         Err(e) => Err(Failure::bad_request(match e.classify() {
-            Category::Data => format!("invalid request: {e}"),
+            Category::Data => format!("invalid request: {}{e}", field_at_fault::<T>(text)),
             _ => format!("malformed JSON: {e}"),
         })),
+    }
+}
+
+/// The field that a request fails on, as `items[1].queue: `, or nothing if it is the request itself. The request is
+/// read a second time for it: keeping track of where one is costs time that a good request need not spend.
+fn field_at_fault<'a, T: Deserialize<'a>>(text: &'a str) -> String {
+    let reader = &mut serde_json::Deserializer::from_str(text);
+    match serde_path_to_error::deserialize::<_, Object<T>>(reader) {
+        Err(e) if e.path().iter().len() > 0 => format!("{}: ", e.path()),
+        _ => String::new(),
     }
 }
 

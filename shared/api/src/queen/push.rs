@@ -4,9 +4,10 @@
 //!
 //! **What a refused item answers.** Items that the engine took answer `queued` or `duplicate`. An item that it
 //! refused answers `failed` with its `error`: that is the one word on which the published SDKs raise, so a record that
-//! was not kept is never mistaken for one that was. If the store took no item and could take them later, the answer
-//! is 503 and the client repeats the whole request; once any item is in, it is 201 and each item speaks for itself,
-//! since repeating what is in would store it twice when its sender gave it no id.
+//! was not kept is never mistaken for one that was. If no item was taken, no success is answered either: 400 if none
+//! of them ever can be, 503 if all of them may be later, and the client repeats the whole request. Once any item is in,
+//! it is 201 and each item speaks for itself, since repeating what is in would store it twice when its sender gave it
+//! no id.
 
 use axum::{extract::State, http::StatusCode, response::Response};
 use serde::Deserialize;
@@ -77,7 +78,7 @@ pub(crate) async fn push(State(api): State<Api>, body: Body) -> Result<Response,
 fn answer(items: &[Object<Item<'_>>], pushed: &[Pushed]) -> Result<Response, Failure> {
     let names: usize =
         items.iter().map(|i| i.queue.len() + filled(&i.transaction_id).map_or(0, str::len)).sum();
-    if let Some(e) = all_transient(pushed) {
+    if let Some(e) = nothing_stored(pushed) {
         return Err(e.into());
     }
     let mut json = Json::with_capacity(16 + names + items.len() * ANSWER_BYTES);
@@ -107,13 +108,15 @@ fn answer(items: &[Object<Item<'_>>], pushed: &[Pushed]) -> Result<Response, Fai
     Ok(json.into_response(StatusCode::CREATED))
 }
 
-/// The refusal of a push of which nothing was stored and all may be repeated.
-fn all_transient(pushed: &[Pushed]) -> Option<Error> {
-    let mut first = None;
+/// The first refusal of a push of which nothing was stored, if its items agree on whether they may be repeated.
+fn nothing_stored(pushed: &[Pushed]) -> Option<Error> {
+    let mut first: Option<&Error> = None;
     for pushed in pushed {
-        match pushed {
-            Pushed::Refused(e) if e.is_transient() => first = first.or(Some(e)),
-            _ => return None,
+        let Pushed::Refused(e) = pushed else { return None };
+        match first {
+            Some(first) if first.is_transient() != e.is_transient() => return None,
+            Some(_) => {}
+            None => first = Some(e),
         }
     }
     first.cloned()

@@ -63,9 +63,9 @@ async fn wrong_types_and_missing_fields() {
         ("/api/v1/configure", json!({"queue": "q", "options": {"retryLimit": 1.5}}), "retryLimit"),
         ("/api/v1/configure", json!({"queue": "q", "mode": "upsert"}), "mode"),
         ("/api/v1/push", json!({}), "items"),
-        ("/api/v1/push", json!({"items": {}}), "sequence"),
+        ("/api/v1/push", json!({"items": {}}), "items: "),
         ("/api/v1/push", json!({"items": [{"payload": 1}]}), "queue"),
-        ("/api/v1/push", json!({"items": [{"queue": null, "payload": 1}]}), "string"),
+        ("/api/v1/push", json!({"items": [{"queue": null, "payload": 1}]}), "items[0].queue: "),
         ("/api/v1/push", json!({"items": [{"queue": "q"}]}), "items[0]: `payload` is missing"),
         (
             "/api/v1/push",
@@ -75,7 +75,7 @@ async fn wrong_types_and_missing_fields() {
         (
             "/api/v1/push",
             json!({"items": [{"queue": "q", "payload": 1, "transactionId": 7}]}),
-            "`7`",
+            "items[0].transactionId: invalid type: integer `7`",
         ),
         (
             "/api/v1/push",
@@ -120,7 +120,7 @@ async fn wrong_types_and_missing_fields() {
         (
             "/streams/v1/cycle",
             json!({"query_id": "x", "partition_id": "y", "ack": {"count": "1"}}),
-            "i64",
+            "ack.count: ",
         ),
         ("/api/v1/consumer-groups/g/queues/q/seek", json!({"toEnd": "yes"}), "boolean"),
     ] {
@@ -231,16 +231,26 @@ async fn names_out_of_bounds() {
     let limit = tidewheel_engine::limits::NAME_BYTES.to_string();
     let error = server.post("/api/v1/configure", json!({"queue": long})).await.error(400);
     assert!(error.contains(&limit), "{error}");
-    let request = json!({"items": [{"queue": long, "payload": 1}, {"queue": "q", "partition": long, "payload": 1}]});
-    for result in server.post("/api/v1/push", request).await.with(201).as_array().unwrap() {
-        assert_eq!(result["status"], "failed");
-        assert!(result["error"].as_str().unwrap().contains(&limit), "{result}");
-    }
+    let bad = [
+        json!({"queue": long, "payload": 1}),
+        json!({"queue": "q", "partition": long, "payload": 1}),
+    ];
+    let error = server.post("/api/v1/push", json!({"items": bad})).await.error(400);
+    assert!(error.contains(&limit), "{error}");
     let path = format!("/api/v1/pop/queue/{long}?consumerGroup=g");
     assert!(server.get(&path).await.error(400).contains(&limit));
     let path = format!("/api/v1/pop/queue/q?consumerGroup={long}");
     assert!(server.get(&path).await.error(400).contains(&limit));
     assert_eq!(server.stored(), before);
+
+    // Among good items, a bad one is refused alone.
+    let items = [bad[0].clone(), json!({"queue": "q", "payload": 1}), bad[1].clone()];
+    let results = server.post("/api/v1/push", json!({"items": items})).await.with(201);
+    assert_eq!(results[1]["status"], "queued");
+    for refused in [&results[0], &results[2]] {
+        assert_eq!(refused["status"], "failed");
+        assert!(refused["error"].as_str().unwrap().contains(&limit), "{refused}");
+    }
 }
 
 #[tokio::test(start_paused = true)]
@@ -326,5 +336,97 @@ async fn a_store_that_is_down_is_a_503() {
     for (path, request) in requests {
         let status = server.post(path, request).await.status;
         assert!(status.is_success(), "{path}: {status}");
+    }
+}
+
+/// Requests with a few bytes wrong, by the thousand: each is answered, and none as if the server were at fault.
+#[tokio::test(start_paused = true)]
+async fn damaged_requests_are_the_senders_fault() {
+    let server = server().await;
+    let message = server.pop("q", "other", 1).await.remove(0);
+    let query = server.register("n", "q").await;
+    let (id, lease) = (&message["partitionId"], &message["leaseId"]);
+    let requests = [
+        (
+            "/api/v1/configure",
+            json!({"queue": "q", "mode": "merge", "options": {"leaseTime": 5, "ttl": null}}),
+        ),
+        (
+            "/api/v1/push",
+            json!({"items": [{"queue": "q", "partition": "p\u{e9}", "payload": {"n": [1.5, "x"]},
+            "transactionId": "t"}]}),
+        ),
+        (
+            "/api/v1/ack",
+            json!({"transactionId": "t", "partitionId": id, "leaseId": lease, "status": "failed",
+            "error": "e", "consumerGroup": "other"}),
+        ),
+        (
+            "/api/v1/ack/batch",
+            json!({"acknowledgments": [{"transactionId": "t", "partitionId": id}]}),
+        ),
+        (
+            "/api/v1/transaction",
+            json!({"operations": [{"type": "push", "items": [{"queue": "q", "data": 1}]},
+            {"type": "ack", "transactionId": "t", "partitionId": id}], "requiredLeases": [lease]}),
+        ),
+        (
+            "/streams/v1/queries",
+            json!({"name": "n", "source_queue": "q", "config_hash": "h", "reset": true}),
+        ),
+        (
+            "/streams/v1/state/get",
+            json!({"query_id": query, "partition_id": id, "keys": ["k"],
+            "key_prefix": "k", "ripe_at_or_before": 1e3}),
+        ),
+        (
+            "/streams/v1/cycle",
+            json!({"query_id": query, "partition_id": id, "state_ops": [
+            {"type": "upsert", "key": "k", "value": {"windowEnd": 5}}, {"type": "delete", "key": "l"}],
+            "push_items": [{"queue": "s", "payload": [1]}], "release_lease": false,
+            "ack": {"leaseId": lease, "status": "completed", "count": 1}}),
+        ),
+        (
+            "/api/v1/consumer-groups/g/queues/q/seek",
+            json!({"toEnd": false, "timestamp": "2025-11-24T16:00:50Z"}),
+        ),
+    ];
+    let mut rng = fastrand::Rng::with_seed(36);
+    for round in 0..500 {
+        for (path, request) in &requests {
+            let mut body = request.to_string().into_bytes();
+            for _ in 0..rng.usize(1..4) {
+                let at = rng.usize(..body.len());
+                match rng.u8(..5) {
+                    0 => body[at] = rng.u8(..),
+                    1 => drop(body.drain(at..(at + rng.usize(1..9)).min(body.len()))),
+                    2 => body
+                        .splice(
+                            at..at,
+                            [b'"', b'[', b'{', b'}', b'\\', b'-'][rng.usize(..6)..]
+                                .iter()
+                                .copied()
+                                .take(1)
+                                .collect::<Vec<_>>(),
+                        )
+                        .for_each(drop),
+                    3 => body.splice(at..at, b"\\ud800".iter().copied()).for_each(drop),
+                    _ => body.truncate(at.max(1)),
+                }
+                if body.is_empty() {
+                    body.push(b'x');
+                }
+            }
+            let answer = server.send(Method::POST, path, body.clone()).await;
+            let status = answer.status.as_u16();
+            let sent = String::from_utf8_lossy(&body).into_owned();
+            assert!(
+                matches!(status, 200 | 201 | 400 | 404 | 409),
+                "round {round} {path} {sent}: {status} {}",
+                answer.text()
+            );
+            let answer = answer.json();
+            assert!(status < 300 || answer["error"].is_string(), "{path} {sent}: {answer}");
+        }
     }
 }
