@@ -51,7 +51,6 @@ def test_malformed_json(http, path, body):
     [
         ("queue", 7),
         ("queue", None),
-        ("queue", ""),
         ("partition", []),
         ("transactionId", {"a": 1}),
         ("payload", ...),
@@ -134,7 +133,7 @@ def test_a_body_over_the_limit_is_refused_before_it_is_read(http, stack, name):
     address = urlsplit(stack.url)
     with socket.create_connection((address.hostname, address.port), timeout=30) as connection:
         connection.sendall(
-            f"POST /api/v1/push HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            f"POST /api/v1/push HTTP/1.1\r\nHost: {address.netloc}\r\nContent-Type: application/json\r\n"
             f"Content-Length: {BODY_LIMIT + 1}\r\n\r\n".encode()
         )
         answer = connection.recv(65536).decode()
@@ -173,6 +172,16 @@ def test_a_name_over_the_limit(http, name, field, value):
     answer = http.post("/api/v1/push", json={"items": [{"queue": name, "payload": 1, field: value}]})
     assert any(character.isdigit() for character in error_of(answer, 400)), "the limit is named"
     assert not queue_exists(http, name)
+
+
+def test_a_bad_item_among_good_ones_is_refused_alone(http, name):
+    """Partitions stand or fall alone; each item says what became of it, in the word on which the SDK raises."""
+    items = [{"queue": name, "payload": {"n": 1}}, {"queue": "", "payload": 2}, {"queue": name, "payload": {"n": 3}}]
+    answer = http.post("/api/v1/push", json={"items": items})
+    assert answer.status_code == 201
+    assert [item["status"] for item in answer.json()] == ["queued", "failed", "queued"]
+    assert "name" in answer.json()[1]["error"] and "error" not in answer.json()[0]
+    error_of(http.post("/api/v1/push", json={"items": items[1:2]}), 400)
 
 
 async def test_an_unknown_status_is_a_failure_not_a_success(queen, name):

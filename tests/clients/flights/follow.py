@@ -57,6 +57,7 @@ class Follower:
             greeting = json.loads(await socket.recv())
             if greeting.get("streamcast") not in (4, 5) or "end_offset" not in greeting:
                 self.fault = f"not a greeting: {greeting}"
+            say(connections=self.connections)
             while not self.finished:
                 self.take(await socket.recv())
                 if self.seen % SAY_EVERY == 0:

@@ -176,7 +176,8 @@ class Job:
             if broken or time.monotonic() - moved > STILL_SECONDS:
                 self.progress.note(f"stopped: {', '.join(broken) or 'nothing moves'}")
                 break
-            if kill and self.victim_killed_at is None and producer.get("half") and folded == pushed:
+            followed_live = follower.get("connections") > 0
+            if kill and self.victim_killed_at is None and producer.get("half") and folded == pushed and followed_live:
                 self.victim_killed_at = folded
                 self.progress.note(f"one worker is to die in its next batch, {folded} of {events} folded")
                 victim.signal(signal.SIGUSR1)
