@@ -108,3 +108,30 @@ impl Files {
 fn failed(path: &object_store::path::Path, e: object_store::Error) -> Error {
     Error::File { path: path.to_string(), source: Arc::new(e) }
 }
+
+#[cfg(test)]
+mod tests {
+    use object_store::{local::LocalFileSystem, memory::InMemory, path::Path};
+
+    use super::*;
+
+    async fn check_hint(objects: Arc<dyn ObjectStore>) {
+        let files = Files::new(objects, Directory::new(&Path::default(), "mem://x", "t"));
+        assert_eq!(files.hint_version().await.unwrap(), 0);
+        for (stem, version) in
+            [("00002-a", 2), ("00001-b", 2), ("00002-c", 2), ("00010-d", 10), ("100000-e", 100_000)]
+        {
+            files.advance_hint(stem).await.unwrap();
+            assert_eq!(files.hint_version().await.unwrap(), version, "after {stem}");
+        }
+        assert_eq!(&files.read(HINT).await.unwrap()[..], b"100000-e");
+    }
+
+    #[tokio::test]
+    async fn a_hint_only_moves_forward() {
+        check_hint(Arc::new(InMemory::new())).await;
+        let folder = tempfile::tempdir().unwrap();
+        let local = LocalFileSystem::new_with_prefix(folder.path()).unwrap().with_fsync(true);
+        check_hint(Arc::new(local)).await;
+    }
+}

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
-use object_store::{memory::InMemory, path::Path};
+use object_store::{local::LocalFileSystem, memory::InMemory, path::Path};
 use tidewheel_engine::{Engine, PartitionId, PushItem, Pushed, Settings as EngineSettings};
 use tidewheel_store::{Env, Faulty, Memory, Store, faulty::Plan};
 use tidewheel_tables::{Settings, Tables};
@@ -91,6 +91,28 @@ async fn a_table_follows_its_stream_and_wakes_only_for_what_is_new() {
     assert_eq!((woken.rows, woken.partitions), (1, 1));
     assert_eq!(tables.reach("s").await.unwrap().below(&p7), 6);
     assert_eq!(assert_table_equals_log(&engine, &tables, "s").await, 151);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_table_on_disk_is_found_by_its_folder_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let local = LocalFileSystem::new_with_prefix(folder.path()).unwrap().with_fsync(true);
+    let engine = engine(Arc::new(Memory::new()), Env::simulated(8, START_US, 0));
+    let uri = format!("file://{}", folder.path().display());
+    let tables = Tables::new(&engine, Arc::new(local), Path::default(), &uri, Settings::default());
+    for n in 0..3 {
+        engine.push(vec![item("a/b", "p", n)]).await;
+        tables.seal("a/b").await.unwrap();
+    }
+    assert_eq!(assert_table_equals_log(&engine, &tables, "a/b").await, 3);
+    let table = folder.path().join("tables/a!2fb");
+    let hint = std::fs::read_to_string(table.join("metadata/version-hint.text")).unwrap();
+    assert!(hint.starts_with("00003-"), "{hint}");
+    let metadata = std::fs::read(table.join(format!("metadata/{hint}.metadata.json"))).unwrap();
+    let metadata: serde_json::Value = serde_json::from_slice(&metadata).unwrap();
+    assert_eq!(metadata["location"], format!("{uri}/tables/a!2fb"));
+    assert_eq!(metadata["format-version"], 2);
+    assert_eq!(metadata["properties"]["tidewheel.stream"], "a/b");
 }
 
 /// Producers and two sealers on a store that fails, loses replies, and lets commits arrive late.
