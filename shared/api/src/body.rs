@@ -2,14 +2,17 @@
 //! refused here: bytes that are no UTF-8, half a surrogate pair in an escape, and payloads nested too deep for those
 //! who will read them. For the usual body these checks cost next to nothing beside parsing it.
 
-use std::{borrow::Cow, marker::PhantomData, sync::atomic::Ordering::Relaxed};
+use std::{
+    borrow::Cow, marker::PhantomData, pin::pin, sync::atomic::Ordering::Relaxed, time::Duration,
+};
 
 use axum::{
+    body::BodyDataStream,
     extract::{FromRequest, FromRequestParts, Path, Request},
     http::{header, request::Parts},
 };
 use bytes::{Bytes, BytesMut};
-use futures_util::StreamExt;
+use futures_util::{StreamExt, future::select};
 use serde::{Deserialize, Deserializer, de};
 use serde_json::{error::Category, value::RawValue};
 
@@ -19,9 +22,12 @@ use crate::{Api, error::Failure};
 /// own limit: the lowest in use allows 127 levels, and an answer puts three around the payload.
 pub(crate) const DEPTH: usize = 124;
 
-/// Bytes of a body beyond the limit that are read and dropped, so that a client that writes everything before it
-/// reads gets the refusal and not a broken connection.
-const DISCARD_BYTES: usize = 64 * 1024 * 1024;
+/// Bytes of a refused body that are still read, and dropped, while the refusal is on its way: a client that writes
+/// everything before it reads gets the refusal and not a broken connection.
+const DISCARD_BYTES: usize = 256 * 1024 * 1024;
+
+/// How long that may take.
+const DISCARD_TIME: Duration = Duration::from_secs(5);
 
 /// Bytes reserved on the word of a `Content-Length`; more is reserved as it comes.
 const RESERVE_BYTES: usize = 1024 * 1024;
@@ -65,29 +71,27 @@ impl FromRequest<Api> for Body {
 
     async fn from_request(request: Request, api: &Api) -> Result<Self, Failure> {
         let limit = api.settings().max_body_bytes;
-        let declared = request
-            .headers()
+        let headers = request.headers();
+        let declared = headers
             .get(header::CONTENT_LENGTH)
             .and_then(|v| v.to_str().ok()?.parse::<usize>().ok());
-        if declared.is_some_and(|bytes| bytes > limit)
-            && request.headers().contains_key(header::EXPECT)
-        {
-            // The client waits for a word before it sends anything.
-            return Err(Failure::too_large(limit));
-        }
+        let waits = headers.contains_key(header::EXPECT);
         let mut chunks = request.into_body().into_data_stream();
+        if declared.is_some_and(|bytes| bytes > limit) {
+            let refusal = Failure::too_large(limit);
+            // A client that waits for a word before it sends has nothing under way.
+            return Err(if waits {
+                refusal
+            } else {
+                refusal.while_reading(rest(chunks, api.clone()))
+            });
+        }
         let mut held = Held::nothing(api);
         let mut body = BytesMut::new();
-        let mut read = 0usize;
         while let Some(chunk) = chunks.next().await {
             let chunk = chunk.map_err(|_| Failure::bad_request("the body ended early"))?;
-            read = read.saturating_add(chunk.len());
-            if declared.unwrap_or(read).max(read) > limit {
-                (body, held) = (BytesMut::new(), Held::nothing(api));
-                if read > limit.saturating_add(DISCARD_BYTES) {
-                    break;
-                }
-                continue;
+            if body.len().saturating_add(chunk.len()) > limit {
+                return Err(Failure::too_large(limit).while_reading(rest(chunks, api.clone())));
             }
             held.more(chunk.len())?;
             if body.is_empty() {
@@ -98,11 +102,24 @@ impl FromRequest<Api> for Body {
             }
             body.extend_from_slice(&chunk);
         }
-        if declared.unwrap_or(read).max(read) > limit {
-            return Err(Failure::too_large(limit));
-        }
         Ok(Self { bytes: body.freeze(), _held: held })
     }
+}
+
+/// Reads the rest of a body and drops it.
+async fn rest(mut chunks: BodyDataStream, api: Api) {
+    let mut read = 0usize;
+    let reading = async {
+        while let Some(Ok(chunk)) = chunks.next().await {
+            read += chunk.len();
+            if read > DISCARD_BYTES {
+                break;
+            }
+        }
+    };
+    let enough = api.engine().env().sleep(DISCARD_TIME);
+    let (reading, enough) = (pin!(reading), pin!(enough));
+    select(reading, enough).await;
 }
 
 impl Body {

@@ -4,15 +4,17 @@
 //! request may succeed later, 400 that it never will. A text names what was wrong and where; it never carries more
 //! than [`TEXT_BYTES`] of what the client sent.
 
-use std::borrow::Cow;
+use std::{borrow::Cow, convert::Infallible, future::ready, pin::Pin};
 
 use axum::{
+    body::Body,
     http::{HeaderValue, StatusCode, header},
     response::{IntoResponse, Response},
 };
+use futures_util::{StreamExt, stream};
 use tidewheel_engine::Error;
 
-use crate::json::Json;
+use crate::json::{APPLICATION_JSON, Json};
 
 /// Bytes of an error's text. The middle of a longer one is left out.
 pub(crate) const TEXT_BYTES: usize = 600;
@@ -21,45 +23,67 @@ pub(crate) const TEXT_BYTES: usize = 600;
 const RETRY_AFTER_SECONDS: HeaderValue = HeaderValue::from_static("1");
 
 /// A failed request.
-#[derive(Debug)]
 pub(crate) struct Failure {
     status: StatusCode,
     code: Option<&'static str>,
     text: String,
+    /// Goes on while the answer is on its way, and ends it.
+    meanwhile: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
 }
 
 impl Failure {
+    fn new(status: StatusCode, code: Option<&'static str>, text: impl Into<String>) -> Self {
+        Self { status, code, text: text.into(), meanwhile: None }
+    }
+
     /// 400: the request is malformed or its parts do not fit.
     pub(crate) fn bad_request(text: impl Into<String>) -> Self {
-        Self { status: StatusCode::BAD_REQUEST, code: None, text: text.into() }
+        Self::new(StatusCode::BAD_REQUEST, None, text)
     }
 
     /// 404: no such object.
     pub(crate) fn not_found(text: impl Into<String>) -> Self {
-        Self { status: StatusCode::NOT_FOUND, code: Some("not_found"), text: text.into() }
+        Self::new(StatusCode::NOT_FOUND, Some("not_found"), text)
     }
 
     /// 413: the body is over the limit.
     pub(crate) fn too_large(limit: usize) -> Self {
-        Self {
-            status: StatusCode::PAYLOAD_TOO_LARGE,
-            code: Some("body_too_large"),
-            text: format!("the request body is over the limit of {limit} bytes"),
-        }
+        Self::new(
+            StatusCode::PAYLOAD_TOO_LARGE,
+            Some("body_too_large"),
+            format!("the request body is over the limit of {limit} bytes"),
+        )
+    }
+
+    /// The same, answered at once, while the rest of the request is read and dropped.
+    pub(crate) fn while_reading(self, rest: impl Future<Output = ()> + Send + 'static) -> Self {
+        Self { meanwhile: Some(Box::pin(rest)), ..self }
     }
 
     /// 503: other requests' bodies fill the memory set aside for them.
     pub(crate) fn too_many_bytes(limit: usize) -> Self {
-        Self {
-            status: StatusCode::SERVICE_UNAVAILABLE,
-            code: Some("busy"),
-            text: format!("requests being served hold the limit of {limit} bytes; try again"),
-        }
+        Self::new(
+            StatusCode::SERVICE_UNAVAILABLE,
+            Some("busy"),
+            format!("requests being served hold the limit of {limit} bytes; try again"),
+        )
     }
 
     /// 400: this server does not have what the request asks for.
     pub(crate) fn unsupported(text: impl Into<String>) -> Self {
-        Self { status: StatusCode::BAD_REQUEST, code: Some("unsupported"), text: text.into() }
+        Self::new(StatusCode::BAD_REQUEST, Some("unsupported"), text)
+    }
+}
+
+impl std::fmt::Display for Failure {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+impl std::fmt::Debug for Failure {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}: {}", self.status, self.text)
     }
 }
 
@@ -84,7 +108,7 @@ impl From<Error> for Failure {
             Error::Unknown(_) => (StatusCode::SERVICE_UNAVAILABLE, "outcome_unknown"),
             Error::Corrupt(_) => (StatusCode::INTERNAL_SERVER_ERROR, "corrupt"),
         };
-        Self { status, code: Some(code), text: e.to_string() }
+        Self::new(status, Some(code), e.to_string())
     }
 }
 
@@ -96,7 +120,18 @@ impl IntoResponse for Failure {
             json.key("code").string(code);
         }
         json.end_object();
-        let mut response = json.into_response(self.status);
+        let mut response = match self.meanwhile {
+            None => json.into_response(self.status),
+            Some(meanwhile) => {
+                // The text goes out first; the end of the answer waits.
+                let text = stream::once(ready(Ok::<_, Infallible>(json.into_bytes())));
+                let end = stream::once(meanwhile).filter_map(|()| ready(None));
+                let mut response = Response::new(Body::from_stream(text.chain(end)));
+                *response.status_mut() = self.status;
+                response.headers_mut().insert(header::CONTENT_TYPE, APPLICATION_JSON);
+                response
+            }
+        };
         if self.status == StatusCode::SERVICE_UNAVAILABLE {
             response.headers_mut().insert(header::RETRY_AFTER, RETRY_AFTER_SECONDS);
         }
@@ -118,20 +153,12 @@ pub(crate) fn shortened(text: &str) -> Cow<'_, str> {
 
 /// Answers a path that no route has.
 pub(crate) async fn no_such_route() -> Failure {
-    Failure {
-        status: StatusCode::NOT_FOUND,
-        code: Some("no_such_route"),
-        text: "Not Found".to_owned(),
-    }
+    Failure::new(StatusCode::NOT_FOUND, Some("no_such_route"), "Not Found")
 }
 
 /// Answers a method that the route does not have.
 pub(crate) async fn method_not_allowed() -> Failure {
-    Failure {
-        status: StatusCode::METHOD_NOT_ALLOWED,
-        code: Some("method_not_allowed"),
-        text: "Method Not Allowed".to_owned(),
-    }
+    Failure::new(StatusCode::METHOD_NOT_ALLOWED, Some("method_not_allowed"), "Method Not Allowed")
 }
 
 #[cfg(test)]

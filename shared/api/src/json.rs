@@ -13,7 +13,7 @@ use axum::{
 
 use crate::time;
 
-const APPLICATION_JSON: HeaderValue = HeaderValue::from_static("application/json");
+pub(crate) const APPLICATION_JSON: HeaderValue = HeaderValue::from_static("application/json");
 
 /// A JSON text in the making.
 pub(crate) struct Json {

@@ -98,7 +98,7 @@ mod tests {
             (json!({"queue": "q", "options": {"task": []}}), "task"),
         ] {
             let failure = parsed(bad.clone()).err().unwrap();
-            assert!(format!("{failure:?}").contains(word), "{bad}");
+            assert!(failure.to_string().contains(word), "{bad}");
         }
     }
 }

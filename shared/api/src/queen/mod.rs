@@ -43,6 +43,8 @@ pub(crate) fn routes() -> Router<Api> {
             "/api/v1/consumer-groups/{group}/queues/{queue}/partitions/{partition}/seek",
             post(groups::seek_partition),
         )
+        .route("/api/v1/resources/namespaces", get(resources::namespaces))
+        .route("/api/v1/resources/tasks", get(resources::tasks))
         .route("/api/v1/resources/queues", get(resources::list))
         .route("/api/v1/resources/queues/{queue}", get(resources::detail).delete(resources::delete))
 }

@@ -1,4 +1,8 @@
-//! Queues as resources: listing, detail and deletion.
+//! Queues as resources: listing, detail, labels and deletion.
+//!
+//! What would cost a read of every group on every partition (pending, processing, completed) is null here.
+
+use std::collections::BTreeMap;
 
 use axum::{extract::State, http::StatusCode, response::Response};
 use tidewheel_engine::{Extent, PartitionInfo, StreamInfo};
@@ -10,6 +14,9 @@ const QUEUES: i64 = 100;
 
 /// Queues in a page of the listing, at most.
 const QUEUES_MAX: i64 = 1_000;
+
+/// Queues that a listing of labels looks at. Each costs a read unless this process remembers it.
+const LABELLED: usize = 10_000;
 
 /// Partitions that a detail shows. Each costs a read, and a queue may have a million.
 const PARTITIONS: usize = 200;
@@ -81,11 +88,68 @@ pub(crate) async fn detail(
         total += tail - floor;
         json.object().key("id").plain(partition.id).key("name").string(&partition.name);
         json.key("floor").number(floor).key("tail").number(tail);
-        json.key("stats").object().key("total").number(tail - floor).end_object().end_object();
+        counts(json.key("stats"), tail - floor);
+        json.end_object();
     }
-    json.end_array().key("totals").object().key("total").number(total).end_object();
+    counts(json.end_array().key("totals"), total);
+    json.key("segments").object().key("messages").number(total).end_object();
     json.key("partitionsShown").number(partitions.len()).end_object();
     Ok(json.into_response(StatusCode::OK))
+}
+
+/// `GET /api/v1/resources/namespaces`.
+pub(crate) async fn namespaces(State(api): State<Api>) -> Result<Response, Failure> {
+    labels(&api, "namespaces", "namespace", |info| info.namespace).await
+}
+
+/// `GET /api/v1/resources/tasks`.
+pub(crate) async fn tasks(State(api): State<Api>) -> Result<Response, Failure> {
+    labels(&api, "tasks", "task", |info| info.task).await
+}
+
+/// Labels in use and how many queues have each, over the first [`LABELLED`] queues.
+async fn labels(
+    api: &Api,
+    plural: &str,
+    singular: &str,
+    label: fn(StreamInfo) -> String,
+) -> Result<Response, Failure> {
+    let mut found: BTreeMap<String, u64> = BTreeMap::new();
+    let mut after: Option<String> = None;
+    let mut looked_at = 0;
+    let truncated = loop {
+        let names = api.engine().streams(after.as_deref(), QUEUES_MAX as usize).await?;
+        for name in &names {
+            if let Some(info) = api.engine().stream(name).await? {
+                *found.entry(label(info)).or_default() += 1;
+            }
+        }
+        looked_at += names.len();
+        if names.len() < QUEUES_MAX as usize {
+            break false;
+        }
+        if looked_at >= LABELLED {
+            break true;
+        }
+        after = names.last().cloned();
+    };
+    found.remove("");
+
+    let mut json = Json::with_capacity(64 + found.len() * 64);
+    json.object().key(plural).array();
+    for (label, queues) in &found {
+        json.object().key(singular).string(label).key("queues").number(queues).end_object();
+    }
+    json.end_array().key("truncated").bool(truncated).end_object();
+    Ok(json.into_response(StatusCode::OK))
+}
+
+fn counts(json: &mut Json, total: u64) {
+    json.object().key("total").number(total);
+    for unknown in ["pending", "processing", "completed", "failed", "deadLetter"] {
+        json.key(unknown).null();
+    }
+    json.end_object();
 }
 
 fn members(json: &mut Json, info: &StreamInfo) {

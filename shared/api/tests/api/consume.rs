@@ -419,6 +419,7 @@ async fn queues_are_listed_shown_and_deleted() {
     assert_eq!(detail["partitions"][0]["name"], "p");
     assert_eq!(detail["partitions"][0]["stats"]["total"], 2);
     assert_eq!(detail["totals"]["total"], 2);
+    assert_eq!(detail["segments"]["messages"], 2);
     assert_eq!(detail["options"]["retryLimit"], 3);
 
     let answer = server.delete("/api/v1/resources/queues/q%2F1").await.with(200);
@@ -427,4 +428,22 @@ async fn queues_are_listed_shown_and_deleted() {
     assert_eq!((&answer["deleted"], &answer["existed"]), (&json!(false), &json!(false)));
     assert!(answer["message"].is_string());
     assert!(server.pop("q%2F1", "g", 1).await.is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn labels_are_listed_with_their_queues() {
+    let server = Server::new();
+    for (queue, namespace, task) in [("a", "x", "t1"), ("b", "x", "t2"), ("c", "y \"", "t2")] {
+        let request = json!({"queue": queue, "namespace": namespace, "task": task});
+        server.post("/api/v1/configure", request).await.with(200);
+    }
+    assert_eq!(
+        server.get("/api/v1/resources/namespaces").await.with(200),
+        json!({"namespaces": [{"namespace": "x", "queues": 2}, {"namespace": "y \"", "queues": 1}],
+            "truncated": false})
+    );
+    assert_eq!(
+        server.get("/api/v1/resources/tasks").await.with(200)["tasks"],
+        json!([{"task": "t1", "queues": 1}, {"task": "t2", "queues": 2}])
+    );
 }

@@ -113,6 +113,30 @@ async fn refusals_and_empty_answers_keep_the_connection() {
     serving.abort();
 }
 
+/// The length alone is enough: nobody waits for a body that would be refused.
+#[tokio::test]
+async fn a_length_over_the_limit_is_refused_before_the_body_comes() {
+    let server = Server::with(Settings { max_body_bytes: 1000, ..Settings::default() });
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let serving = tokio::spawn(axum::serve(listener, server.router.clone()).into_future());
+
+    let mut client = TcpStream::connect(address).await.unwrap();
+    client
+        .write_all(b"POST /api/v1/push HTTP/1.1\r\nhost: x\r\ncontent-length: 1001\r\n\r\n")
+        .await
+        .unwrap();
+    let mut read = String::new();
+    while !read.contains("1000 bytes") {
+        let mut buffer = [0; 4096];
+        let n = client.read(&mut buffer).await.unwrap();
+        assert!(n > 0, "the connection was closed after {read}");
+        read.push_str(std::str::from_utf8(&buffer[..n]).unwrap());
+    }
+    assert!(read.starts_with("HTTP/1.1 413 "), "{read}");
+    serving.abort();
+}
+
 /// Reads one response; answers its head.
 async fn response(client: &mut TcpStream) -> String {
     let mut read = Vec::new();
@@ -126,14 +150,15 @@ async fn response(client: &mut TcpStream) -> String {
         }
     };
     let head = String::from_utf8(read[..head_end].to_vec()).unwrap().to_lowercase();
-    let length: usize = head
-        .lines()
-        .find_map(|l| l.strip_prefix("content-length: ").map(|n| n.parse().unwrap()))
-        .unwrap_or(0);
-    let mut missing = length.saturating_sub(read.len() - head_end);
-    while missing > 0 {
-        let mut buffer = vec![0; missing];
-        missing -= client.read(&mut buffer).await.unwrap();
+    let ends = |read: &[u8]| match head.lines().find_map(|l| l.strip_prefix("content-length: ")) {
+        Some(length) => read.len() - head_end >= length.parse::<usize>().unwrap(),
+        None => !head.contains("transfer-encoding: chunked") || read.ends_with(b"\r\n0\r\n\r\n"),
+    };
+    while !ends(&read) {
+        let mut buffer = [0; 4096];
+        let n = client.read(&mut buffer).await.unwrap();
+        assert!(n > 0, "the connection was closed");
+        read.extend_from_slice(&buffer[..n]);
     }
     head.replacen("http/1.1", "HTTP/1.1", 1)
 }
