@@ -7,7 +7,10 @@ use common::{
 };
 use futures_util::SinkExt;
 use serde_json::{Value, json};
-use tokio::net::TcpSocket;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpSocket,
+};
 use tokio_tungstenite::{client_async, tungstenite::Message};
 
 #[tokio::test(flavor = "multi_thread")]
@@ -234,4 +237,26 @@ async fn a_stream_that_is_deleted_is_not_there_for_the_next() {
     let mut socket = connect(&stack, "/s?offset=0").await;
     receive_json(&mut socket).await;
     assert_eq!(receive_row(&mut socket).await, (1, json!({"n": 7})));
+}
+
+// Time is paused, and jumps whenever nothing can run: no second of it is waited for.
+#[tokio::test(start_paused = true)]
+async fn a_client_that_gives_no_sign_of_life_is_pinged_and_then_closed() {
+    let (_folder, stack) = start().await;
+    push(&stack, "s", "Default", &rows(0..1)).await;
+    let mut connection = tokio::net::TcpStream::connect(stack.address()).await.unwrap();
+    let request = format!(
+        "GET /s HTTP/1.1\r\nhost: {}\r\nupgrade: websocket\r\nconnection: upgrade\r\n\
+         sec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n",
+        stack.address()
+    );
+    connection.write_all(request.as_bytes()).await.unwrap();
+    let mut all = Vec::new();
+    connection.read_to_end(&mut all).await.unwrap();
+    let body = all.windows(4).position(|w| w == b"\r\n\r\n").unwrap() + 4;
+    let text = String::from_utf8_lossy(&all[body..]);
+    assert!(text.contains(r#""streamcast":4"#), "{text}");
+    let ping = [0x89, 0];
+    let close = [&[0x88, 14], 1011u16.to_be_bytes().as_slice(), b"ping timeout"].concat();
+    assert!(all.ends_with(&[ping.as_slice(), &close].concat()), "{text}");
 }
