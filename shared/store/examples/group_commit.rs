@@ -39,7 +39,8 @@ fn next(head: Option<&[u8]>) -> (u64, Vec<u8>) {
     let mut row = version.to_le_bytes().to_vec();
     // Bytes that do not compress, as segment descriptors and hashes do not.
     row.extend(
-        (8..HEAD_BYTES).map(|n| (n as u64 * 0x9e37_79b9 ^ version.wrapping_mul(0x85eb_ca6b)) as u8),
+        (8..HEAD_BYTES)
+            .map(|n| ((n as u64 * 0x9e37_79b9) ^ version.wrapping_mul(0x85eb_ca6b)) as u8),
     );
     (version, row)
 }

@@ -10,7 +10,7 @@
 //! - A strongly consistent read takes one read unit for each 4 KiB, begun; an eventually consistent one takes half.
 //!   Reading an item that is not there takes the least. A query is read by the sum of its items' bytes, not by
 //!   their number; a batch is read item by item.
-//! - A blob up to [`limits::INLINE_BLOB_BYTES`](crate::limits::INLINE_BLOB_BYTES), frame included, is an item:
+//! - A blob up to [`limits::INLINE_BLOB_BYTES`], frame included, is an item:
 //!   storing it is a put of its own outside the transaction, reading it is an eventually consistent read (it never
 //!   changes), deleting it is a delete. A larger one is one object put, one object get, and free to delete.
 //!

@@ -163,6 +163,26 @@ impl Write {
         self
     }
 
+    /// Bytes that the write carries, roughly: what it takes to hold it while it waits.
+    pub(crate) fn carried_bytes(&self) -> usize {
+        match &self.action {
+            Action::Put(item) => item.size(),
+            Action::Update(changes) => changes
+                .iter()
+                .map(|change| match change {
+                    Change::Set(_, v) => v.size(),
+                    Change::Append(_, l) => l.iter().map(Value::size).sum(),
+                    Change::Include(_, s) | Change::Exclude(_, s) => {
+                        s.iter().map(String::len).sum()
+                    }
+                    Change::IncludeBytes(_, s) => s.iter().map(Bytes::len).sum(),
+                    Change::Remove(_) | Change::Add(..) => 0,
+                })
+                .sum(),
+            Action::Delete | Action::Check => 0,
+        }
+    }
+
     /// Interprets the write: `None` if a condition fails, else the item as it is afterwards.
     ///
     /// # Errors

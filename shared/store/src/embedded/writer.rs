@@ -24,7 +24,7 @@ use crate::{
     write::Write,
 };
 
-/// Commits in one transaction at most, and bytes of blobs after which no more are taken in.
+/// Commits in one transaction at most, and bytes after which no more are taken in.
 const BATCH_COMMITS: usize = 1024;
 const BATCH_BYTES: usize = 32 << 20;
 
