@@ -4,7 +4,7 @@
 //! hands it to its adapter, so what passes locally is what is deployed. Whoever serves it brings the socket, its
 //! timeouts and its encryption; nothing here listens, spawns a task or reads a clock of its own.
 //!
-//! - [`queen`](self) routes under `/api/v1`: produce and consume;
+//! - `/api/v1`: produce and consume, as Queen's SDKs do;
 //! - `/streams/v1`: queries, their state, and the cycle;
 //! - `/health`, `/metrics` (JSON) and `/metrics/prometheus` (text).
 //!
