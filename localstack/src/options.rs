@@ -60,6 +60,10 @@ pub struct Serve {
     #[arg(long, env = "TIDEWHEEL_SEAL_EVERY", default_value = "10", value_name = "SECONDS", value_parser = seconds)]
     pub seal_every: Duration,
 
+    /// Seconds between two rounds of deleting what the streams' retention allows; 0 deletes nothing
+    #[arg(long, env = "TIDEWHEEL_MAINTAIN_EVERY", default_value = "60", value_name = "SECONDS", value_parser = seconds)]
+    pub maintain_every: Duration,
+
     /// Where a new consumer group begins when its first pop does not say
     #[arg(long, env = "DEFAULT_SUBSCRIPTION_MODE", default_value = "new", value_name = "MODE")]
     pub default_subscription_mode: Subscription,
@@ -98,6 +102,7 @@ impl Default for Serve {
             allow_origin: Vec::new(),
             data: PathBuf::from("data"),
             seal_every: Duration::from_secs(10),
+            maintain_every: Duration::from_secs(60),
             default_subscription_mode: Subscription::New,
             max_body_bytes: tidewheel_api::MAX_BODY_BYTES,
             max_replay: None,

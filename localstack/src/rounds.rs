@@ -1,5 +1,6 @@
 //! What the scheduled tasks do in one round.
 
+use tidewheel_engine::{Engine, Error};
 use tidewheel_tables::Tables;
 
 /// Publishes what is new in all streams to their tables, until there is nothing more.
@@ -23,5 +24,88 @@ pub(crate) async fn seal(tables: Tables) -> Result<(), tidewheel_tables::Error> 
         if !report.more || report.sealed.is_empty() {
             return report.failed.into_iter().next().map_or(Ok(()), |(_, error)| Err(error));
         }
+    }
+}
+
+/// Applies retention to all streams, and deletes the rest of deleted ones. A stream that fails does not stop the others.
+///
+/// Records that the table does not have yet are kept, whatever their age. Nothing is collected here: this store
+/// writes blobs and heads together, so it has none that no head names.
+pub(crate) async fn maintain(engine: Engine, tables: Tables) -> Result<(), Error> {
+    let swept = engine.sweep().await?;
+    if swept > 0 {
+        tracing::info!(partitions = swept, "deleted streams were swept");
+    }
+    let mut failed = None;
+    let mut after: Option<String> = None;
+    loop {
+        let names = engine.streams(after.as_deref(), STREAMS_AT_ONCE).await?;
+        for name in &names {
+            match retain(&engine, &tables, name).await {
+                Ok(0) => {}
+                Ok(expired) => tracing::info!(stream = name, expired, "retention"),
+                Err(error) => {
+                    tracing::warn!(stream = name, %error, "retention was not applied");
+                    failed = Some(error);
+                }
+            }
+        }
+        after = names.last().cloned();
+        if names.len() < STREAMS_AT_ONCE {
+            return failed.map_or(Ok(()), Err);
+        }
+    }
+}
+
+/// Names of streams that one step lists.
+const STREAMS_AT_ONCE: usize = 1000;
+
+async fn retain(engine: &Engine, tables: &Tables, stream: &str) -> Result<u64, Error> {
+    let Some(info) = engine.stream(stream).await? else { return Ok(0) };
+    if !info.options.expires() {
+        return Ok(0);
+    }
+    match tables.reach(stream).await {
+        Ok(reach) => engine.retain(stream, Some(&|partition| reach.below(partition))).await,
+        Err(tidewheel_tables::Error::StreamNotFound(_)) => Ok(0),
+        // Without knowing what the table has, nothing may go.
+        Err(e) => Err(Error::Unavailable(e.to_string())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use object_store::{memory::InMemory, path::Path};
+    use tidewheel_engine::{Configure, PartitionId, PushItem, Settings};
+    use tidewheel_store::{Env, Memory};
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn retention_takes_only_what_the_table_has() {
+        let env = Env::simulated(1, 1_767_225_600_000_000, 0);
+        let engine = Engine::new(Arc::new(Memory::new()), env.clone(), Settings::default());
+        let files = Arc::new(InMemory::new());
+        let settings = tidewheel_tables::Settings::default();
+        let tables = Tables::new(&engine, files, Path::default(), "file:///nowhere", settings);
+        let options = serde_json::json!({"retentionEnabled": true, "retentionSeconds": 60});
+        let configure = Configure {
+            options: options.as_object().cloned().unwrap_or_default(),
+            ..Configure::default()
+        };
+        let id = engine.configure("s", configure).await.unwrap().id;
+        let item = PushItem { stream: "s".into(), payload: "1".into(), ..PushItem::default() };
+        engine.push(vec![item.clone(), item]).await;
+        let partition = PartitionId::of(&id, tidewheel_engine::DEFAULT_PARTITION);
+        let floor = async || engine.extent(&partition).await.unwrap().unwrap().floor;
+
+        env.sleep(std::time::Duration::from_secs(120)).await;
+        maintain(engine.clone(), tables.clone()).await.unwrap();
+        assert_eq!(floor().await, 0, "the table has nothing yet");
+        seal(tables.clone()).await.unwrap();
+        maintain(engine.clone(), tables.clone()).await.unwrap();
+        assert_eq!(floor().await, 2);
     }
 }

@@ -159,9 +159,14 @@ impl Stack {
         let tables = Tables::new(&engine, Arc::new(objects), root, &uri, settings);
 
         let sealed = tables.clone();
-        let tasks = vec![schedule::every("seal", options.seal_every, closed, move || {
+        let seal = schedule::every("seal", options.seal_every, closed.clone(), move || {
             rounds::seal(sealed.clone())
-        })];
+        });
+        let (kept, held) = (engine.clone(), tables.clone());
+        let maintain = schedule::every("maintain", options.maintain_every, closed, move || {
+            rounds::maintain(kept.clone(), held.clone())
+        });
+        let tasks = vec![seal, maintain];
         Ok(Self {
             address,
             engine,

@@ -91,6 +91,19 @@ impl Engine {
         lease: Option<&str>,
         items: &[&Ack],
     ) -> Result<Vec<Acked>, Error> {
+        let mut doubt = None;
+        let answer = self.settle_until_decided(group, partition, lease, items, &mut doubt).await;
+        Error::in_doubt(answer, doubt)
+    }
+
+    async fn settle_until_decided(
+        &self,
+        group: &str,
+        partition: &str,
+        lease: Option<&str>,
+        items: &[&Ack],
+        doubt: &mut Option<String>,
+    ) -> Result<Vec<Acked>, Error> {
         let (stream, partition, cursor_id) = self.ack_target(group, partition).await?;
         let token = write_token(self);
         let mut refreshed = false;
@@ -112,6 +125,9 @@ impl Engine {
                     }
                 };
             let refused = settled.acked.iter().any(|a| a.error.is_some());
+            if let (true, Some(why)) = (refused, doubt.as_ref()) {
+                return Err(Error::Unknown(why.clone()));
+            }
             if (settled.next.is_none() || refused) && !refreshed {
                 refreshed = true;
                 self.reread_cursor(&cursor_id).await?;
@@ -125,10 +141,10 @@ impl Engine {
                 .await?;
             let last = commits.pop();
             for (commit, next) in commits {
-                self.commit_settlement(commit, next, &token, version).await?;
+                self.commit_settlement(commit, next, &token, version, doubt).await?;
             }
             let Some((commit, next)) = last else { return Ok(settled.acked) };
-            if self.commit_settlement(commit, next, &token, version).await? {
+            if self.commit_settlement(commit, next, &token, version, doubt).await? {
                 Counts::add(&self.inner.counts.records_dead_lettered, settled.dead.len());
                 if released {
                     self.wake_poppers(&stream.info.name);
@@ -162,6 +178,7 @@ impl Engine {
         next: Cursor,
         token: &str,
         version: i64,
+        doubt: &mut Option<String>,
     ) -> Result<bool, Error> {
         let id = next.id;
         match self.commit(commit).await {
@@ -175,6 +192,7 @@ impl Engine {
                 Ok(current.is_some_and(|c| c.has(token, version) == Some(true)))
             }
             Err(CommitError::Unknown(e)) => {
+                *doubt = Some(e.clone());
                 let current = self.reread_cursor(&id).await?;
                 match current.map(|c| c.has(token, version)) {
                     Some(Some(true)) => {

@@ -513,6 +513,16 @@ impl Append {
 
     /// Commits alone until every record is decided.
     async fn run(&mut self, view: &mut IdView) -> Result<(), Error> {
+        let mut doubt = None;
+        let answer = self.run_until_decided(view, &mut doubt).await;
+        Error::in_doubt(answer, doubt)
+    }
+
+    async fn run_until_decided(
+        &mut self,
+        view: &mut IdView,
+        doubt: &mut Option<String>,
+    ) -> Result<(), Error> {
         for attempt in 0..limits::COMMIT_ATTEMPTS {
             let Some(plan) = self.plan(view, false).await? else { return Ok(()) };
             let commit = Commit { blobs: vec![plan.blob.clone()], writes: plan.writes.clone() };
@@ -525,7 +535,8 @@ impl Append {
                         return Ok(());
                     }
                 }
-                Err(CommitError::Unknown(_)) => {
+                Err(CommitError::Unknown(why)) => {
+                    *doubt = Some(why);
                     if self.resolve(view, &plan).await? {
                         return Ok(());
                     }

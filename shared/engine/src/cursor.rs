@@ -244,7 +244,19 @@ impl Engine {
         &self,
         id: &CursorId,
         group: &str,
+        change: impl FnMut(&Cursor) -> Result<(Option<Cursor>, T), Error>,
+    ) -> Result<T, Error> {
+        let mut doubt = None;
+        let answer = self.change_cursor_until_decided(id, group, change, &mut doubt).await;
+        Error::in_doubt(answer, doubt)
+    }
+
+    async fn change_cursor_until_decided<T>(
+        &self,
+        id: &CursorId,
+        group: &str,
         mut change: impl FnMut(&Cursor) -> Result<(Option<Cursor>, T), Error>,
+        doubt: &mut Option<String>,
     ) -> Result<T, Error> {
         let token = write_token(self);
         let mut refreshed = false;
@@ -279,6 +291,7 @@ impl Engine {
                     }
                 }
                 Err(CommitError::Unknown(e)) => {
+                    *doubt = Some(e.clone());
                     let current = self.reread_cursor(id).await?;
                     refreshed = true;
                     match current.map(|c| c.has(&token, cursor.version)) {

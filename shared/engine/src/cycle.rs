@@ -110,6 +110,21 @@ impl Engine {
         bundle: &mut Bundle,
         locks: &mut Locks<'_>,
     ) -> Result<Option<(u64, bool)>, Error> {
+        let mut doubt = None;
+        let answer =
+            self.commit_cycle_until_decided(cycle, source, view, bundle, locks, &mut doubt).await;
+        Error::in_doubt(answer, doubt)
+    }
+
+    async fn commit_cycle_until_decided(
+        &self,
+        cycle: &Cycle,
+        source: &Source,
+        view: &mut StateView,
+        bundle: &mut Bundle,
+        locks: &mut Locks<'_>,
+        doubt: &mut Option<String>,
+    ) -> Result<Option<(u64, bool)>, Error> {
         let token = write_token(self);
         let mut refreshed = false;
         for _ in 0..limits::COMMIT_ATTEMPTS {
@@ -195,6 +210,7 @@ impl Engine {
                     }
                 }
                 Err(CommitError::Unknown(e)) => {
+                    *doubt = Some(e.clone());
                     refreshed = true;
                     let landed = match (&state, part.as_ref().is_some_and(|p| p.next.is_some())) {
                         // Only sink pushes: the segments tell.

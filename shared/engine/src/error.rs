@@ -75,6 +75,15 @@ impl Error {
         Ok(())
     }
 
+    /// An answer after a commit whose reply was lost and which was not found: it may still arrive, so that no refusal
+    /// is certain any more.
+    pub(crate) fn in_doubt<T>(answer: Result<T, Error>, doubt: Option<String>) -> Result<T, Error> {
+        match (answer, doubt) {
+            (Err(e), Some(why)) if !matches!(e, Error::Unknown(_)) => Err(Error::Unknown(why)),
+            (answer, _) => answer,
+        }
+    }
+
     /// True if the same request may succeed later.
     pub fn is_transient(&self) -> bool {
         matches!(self, Error::Busy | Error::Unavailable(_) | Error::Unknown(_))

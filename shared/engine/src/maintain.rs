@@ -30,10 +30,7 @@ impl Engine {
     /// Applies a stream's retention. `hold` keeps what it names. Answers how many records became unreadable.
     pub async fn retain(&self, stream: &str, hold: Option<Hold<'_>>) -> Result<u64, Error> {
         let Some(record) = self.reread_stream(stream).await? else { return Ok(0) };
-        let options = &record.info.options;
-        let timed = options.retention_enabled
-            && (options.retention_seconds > 0 || options.completed_retention_seconds > 0);
-        if !timed && options.max_wait_time_seconds <= 0 {
+        if !record.info.options.expires() {
             return Ok(0);
         }
         let mut expired = 0;
@@ -105,19 +102,17 @@ impl Engine {
         stream: &StreamRecord,
         partition: &PartitionId,
     ) -> Result<u64, Error> {
-        let mut lowest = u64::MAX;
         let groups: Vec<_> = stream.groups.iter().map(|g| g.as_str().into()).collect();
-        for group in group_ids(&groups) {
+        // The sealer keeps its own positions, which come in as a hold.
+        let table = self.group_record(stream, TABLE_GROUP).await?.map(|record| record.id);
+        let mut lowest = None;
+        for group in group_ids(&groups).filter(|group| Some(*group) != table) {
             let cursor = self.reread_cursor(&CursorId::of(&group, partition)).await?;
-            // A group that has not come here yet has consumed nothing. The sealer keeps its own positions, which come
-            // in as a hold.
-            lowest = lowest.min(match cursor {
-                Some(c) if c.group == TABLE_GROUP => u64::MAX,
-                Some(c) => c.committed,
-                None => 0,
-            });
+            // A group that has not come here yet has consumed nothing.
+            let committed = cursor.map_or(0, |c| c.committed);
+            lowest = Some(lowest.map_or(committed, |l: u64| l.min(committed)));
         }
-        Ok(if stream.groups.is_empty() { 0 } else { lowest })
+        Ok(lowest.unwrap_or(0))
     }
 
     /// Deletes the pages, and their segments, that lie wholly below a floor whose grace is over.

@@ -116,6 +116,12 @@ impl StreamOptions {
         Ok(options)
     }
 
+    /// True if records of the stream are ever deleted for their age.
+    pub fn expires(&self) -> bool {
+        let timed = self.retention_seconds > 0 || self.completed_retention_seconds > 0;
+        self.retention_enabled && timed || self.max_wait_time_seconds > 0
+    }
+
     /// The lease of a pop, seconds.
     pub(crate) fn lease_seconds(&self, asked: Option<i64>) -> i64 {
         let seconds = match asked {

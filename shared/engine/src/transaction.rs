@@ -169,6 +169,22 @@ impl Engine {
         bundle: &mut Bundle,
         locks: &mut Locks<'_>,
     ) -> Result<Result<Acknowledged, RolledBack>, Error> {
+        let mut doubt = None;
+        let answer = self.commit_transaction_until_decided(layout, bundle, locks, &mut doubt).await;
+        match (answer, doubt) {
+            // What it was refused for may be its own earlier attempt, arriving late.
+            (Ok(Err(_)), Some(why)) => Err(Error::Unknown(why)),
+            (answer, doubt) => Error::in_doubt(answer, doubt),
+        }
+    }
+
+    async fn commit_transaction_until_decided(
+        &self,
+        layout: &Layout,
+        bundle: &mut Bundle,
+        locks: &mut Locks<'_>,
+        doubt: &mut Option<String>,
+    ) -> Result<Result<Acknowledged, RolledBack>, Error> {
         let token = write_token(self);
         let mut refreshed = false;
         for _ in 0..limits::COMMIT_ATTEMPTS {
@@ -238,6 +254,7 @@ impl Engine {
                     }
                 }
                 Err(CommitError::Unknown(e)) => {
+                    *doubt = Some(e.clone());
                     refreshed = true;
                     match self
                         .transaction_has_happened(&token, &places, bundle, locks, &plans)
