@@ -332,7 +332,7 @@ impl Engine {
         let mut extended = Extended::default();
         for cursor in &lease.cursors {
             let answer = self
-                .change_cursor(cursor, "", |current| {
+                .change_cursor(cursor, "", None, |current| {
                     let now_us = self.env().now_us();
                     let until_us = current.held(&lease.token, now_us)?.until_us;
                     let until_us = until_us.max(now_us + seconds * 1_000_000);

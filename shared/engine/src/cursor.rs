@@ -236,7 +236,7 @@ impl Engine {
     }
 
     /// Changes a cursor by compare-and-swap. `change` decides on the cursor as it is and may be called again with a
-    /// later one; `None` leaves it as it is.
+    /// later one; `None` leaves it as it is. `with` is written in the same commit, on no condition of its own.
     ///
     /// # Errors
     /// Those of `change`, and [`Error::GroupNotFound`] if there is no cursor.
@@ -244,10 +244,11 @@ impl Engine {
         &self,
         id: &CursorId,
         group: &str,
+        with: Option<Write>,
         change: impl FnMut(&Cursor) -> Result<(Option<Cursor>, T), Error>,
     ) -> Result<T, Error> {
         let mut doubt = None;
-        let answer = self.change_cursor_until_decided(id, group, change, &mut doubt).await;
+        let answer = self.change_cursor_until_decided(id, group, with, change, &mut doubt).await;
         Error::in_doubt(answer, doubt)
     }
 
@@ -255,6 +256,7 @@ impl Engine {
         &self,
         id: &CursorId,
         group: &str,
+        with: Option<Write>,
         mut change: impl FnMut(&Cursor) -> Result<(Option<Cursor>, T), Error>,
         doubt: &mut Option<String>,
     ) -> Result<T, Error> {
@@ -276,7 +278,8 @@ impl Engine {
             };
             let Some(mut next) = next else { return Ok(value) };
             next.stamp(&token);
-            match self.commit(Commit::one(next.write())).await {
+            let writes = std::iter::once(next.write()).chain(with.clone()).collect();
+            match self.commit(Commit::all(writes)).await {
                 Ok(_) => {
                     self.inner.cursors.insert(*id, Arc::new(next));
                     return Ok(value);

@@ -369,7 +369,7 @@ impl Engine {
         let (Some(ack), Some(id)) = (&cycle.ack, &source.cursor) else { return Ok(()) };
         let Some(lease) = LeaseId::parse(&ack.lease_id) else { return Ok(()) };
         let released = self
-            .change_cursor(id, &source.group, |cursor| {
+            .change_cursor(id, &source.group, None, |cursor| {
                 cursor.held(&lease.token, self.env().now_us())?;
                 let mut next = cursor.clone();
                 next.lease = None;

@@ -431,7 +431,10 @@ impl Engine {
             return Ok(false);
         }
         let id = CursorId::of(&group.id, partition);
-        self.change_cursor(&id, &group.name, |cursor| {
+        // A new entry, also where there is one: whoever is about to put the group to sleep looked at the old. In the same
+        // commit: a position that moved back without it would wait for the next push.
+        let ready = self.ready_put(&group.id, partition);
+        self.change_cursor(&id, &group.name, Some(ready), |cursor| {
             let mut next = cursor.clone();
             next.committed = to;
             next.delivered = to;
@@ -442,11 +445,7 @@ impl Engine {
             Ok((Some(next), ()))
         })
         .await?;
-        // A new entry, also where there is one: whoever is about to put the group to sleep looked at the old.
-        match self.commit(Commit::one(self.ready_put(&group.id, partition))).await {
-            Ok(_) => Ok(true),
-            Err(e) => Err(e.into()),
-        }
+        Ok(true)
     }
 
     /// Deletes a group on one stream, or on all: cursors, leases, and what it remembers. A group of the same name

@@ -345,13 +345,23 @@ impl Engine {
         }
         let now_us = self.env().now_us();
         for lease in &layout.required {
+            // A lease over several partitions ends on each when its batch there is done; it is lost when none is left.
+            let mut held = false;
             for id in &lease.cursors {
                 let cursor = match done.cursors.get(id) {
                     Some((before, _)) => Arc::clone(before),
-                    None => self.cursor(id).await?.ok_or(Error::Lease)?,
+                    None => match self.cursor(id).await? {
+                        Some(cursor) => cursor,
+                        None => continue,
+                    },
                 };
-                cursor.held(&lease.token, now_us)?;
-                done.cursors.entry(*id).or_insert((cursor, None));
+                if cursor.held(&lease.token, now_us).is_ok() {
+                    held = true;
+                    done.cursors.entry(*id).or_insert((cursor, None));
+                }
+            }
+            if !held {
+                return Err(Error::Lease);
             }
         }
         Ok(done)

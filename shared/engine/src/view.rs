@@ -130,9 +130,12 @@ impl IdView {
         to: u64,
     ) -> Result<(), Error> {
         while let Some(synced) = self.synced.filter(|&s| s < to) {
+            // The page may begin below: the view ended in the middle of what another process has rolled since.
+            let across =
+                engine.page_below(partition, synced + 1).await?.filter(|p| p.tail > synced);
             let query = Query {
                 pk: keys::partition_pk(partition),
-                from: Some(keys::page_sk(synced)),
+                from: Some(keys::page_sk(across.map_or(synced, |p| p.base))),
                 to: Some(keys::page_sk(to - 1)),
                 direction: Direction::Forward,
                 limit: 100,
@@ -169,7 +172,9 @@ impl IdView {
                 Some(mut bytes) => (0..count).map(|_| bytes.get_u64()).collect(),
                 None => Arc::new([]),
             };
-            self.add(placed.base, count, placed.time_us, hashes);
+            if self.synced.is_none_or(|s| s <= placed.base) {
+                self.add(placed.base, count, placed.time_us, hashes);
+            }
         }
         Ok(())
     }

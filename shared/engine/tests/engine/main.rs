@@ -5,6 +5,7 @@ mod fixture;
 
 mod consume;
 mod cycles;
+mod doubt;
 mod maintenance;
 mod produce;
 mod transactions;

@@ -132,3 +132,23 @@ async fn a_damaged_segment_is_never_served() {
     assert!(matches!(pop, Err(Error::Corrupt(_))), "{pop:?}");
     let _: Arc<dyn Store> = Arc::new(f.store.clone());
 }
+
+#[tokio::test(start_paused = true)]
+async fn partitions_that_the_table_never_popped_from_expire_like_others() {
+    let f = Fixture::new();
+    f.configure(
+        "s",
+        serde_json::json!({"retentionEnabled": true, "completedRetentionSeconds": 10}),
+    )
+    .await;
+    f.push("early", &["0"]).await;
+    f.engine.ready("s", TABLE_GROUP, 10).await.unwrap();
+    f.push("late", &["0", "1"]).await;
+    f.pass(20.0).await;
+    assert_eq!(f.engine.retain("s", None).await.unwrap(), 0, "nobody has consumed anything");
+    for _ in 0..2 {
+        let batch = f.pop("g", 10).await;
+        f.ack_all("g", &batch).await;
+    }
+    assert_eq!(f.engine.retain("s", None).await.unwrap(), 3);
+}

@@ -197,3 +197,27 @@ async fn a_steady_push_costs_its_blob_and_two() {
         }
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn ids_that_another_process_rolled_into_a_page_are_refused() {
+    let f = Fixture::new();
+    let ids: Vec<String> = (0..40).map(|n| n.to_string()).collect();
+    let push = |engine: Engine, id: String| async move {
+        engine.push(vec![with_id(item("s", "p", "x"), &id)]).await.remove(0)
+    };
+    // This process knows the ids up to the middle of the head's list; another fills the list and rolls it.
+    for id in &ids[..10] {
+        push(f.engine.clone(), id.clone()).await;
+    }
+    let other = f.restart();
+    for id in &ids[10..] {
+        push(other.clone(), id.clone()).await;
+    }
+    for (n, id) in ids.iter().enumerate() {
+        let again = push(f.engine.clone(), id.clone()).await;
+        assert!(
+            matches!(again, Pushed::Duplicate { offset: Some(o), .. } if o == n as u64),
+            "{id}: {again:?}"
+        );
+    }
+}

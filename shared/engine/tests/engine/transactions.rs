@@ -106,3 +106,26 @@ async fn concurrent_transactions_into_one_partition_all_land() {
     a.sort();
     assert_eq!(a, ["0", "1", "2", "3", "4", "5", "6", "7"]);
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_lease_over_two_partitions_outlives_the_end_of_the_first() {
+    let f = Fixture::new();
+    f.push("p", &["0"]).await;
+    f.push("q", &["1"]).await;
+    let pop = Pop { partitions: 2, ..pop_of("s", "g", 10) };
+    let batch = f.engine.pop(pop).await.unwrap();
+    assert_eq!(batch.partitions, 2);
+    for at in 0..2 {
+        let mut ack = ack_of(&batch.messages[at], Verdict::Completed, &batch);
+        ack.lease_id = None;
+        let ops = vec![
+            TransactionOp::Ack { group: Some("g".into()), ack },
+            push(vec![item("a", "x", &at.to_string())]),
+        ];
+        f.engine.transact(ops, vec![batch.lease_id.clone()]).await.unwrap().unwrap();
+    }
+    assert_eq!(f.payloads("a", "x").await, ["0", "1"]);
+    let late = vec![push(vec![item("a", "x", "late")])];
+    let refused = f.engine.transact(late, vec![batch.lease_id.clone()]).await.unwrap();
+    assert!(matches!(refused, Err(RolledBack::AckRejected { .. })), "{refused:?}");
+}
