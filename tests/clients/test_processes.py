@@ -101,7 +101,7 @@ async def test_sigkill_loses_nothing_that_was_acknowledged(own_stack, name):
     stack = own_stack().start()
     # `tried` holds what an acknowledgement was sent for: if its answer was lost, it may have counted or not.
     answered, tried, done, producers = {}, set(), set(), 4
-    rounds = 5
+    rounds = 10
 
     async def keep_pushing(queen, producer, round_):
         n = 0
