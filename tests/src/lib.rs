@@ -1,1 +1,3 @@
-//! Simulation, conformance and real clients.
+//! Simulation and checkers: the promises of the design, each with a test that can fail.
+
+pub mod sim;

@@ -1,0 +1,73 @@
+//! Sealers: two of them race for the tables. What they commit is also read on the way.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use arrow_array::{Array, cast::AsArray, types::Int64Type};
+use tidewheel_tables::{Error, Scan, Tables};
+
+use super::{
+    History, World,
+    world::{AGED, Chance, ORDERS, OUT, TO},
+};
+
+/// Streams that are sealed.
+pub(crate) const SEALED: [&str; 4] = [ORDERS, OUT, AGED, TO];
+
+pub(crate) async fn work(world: Arc<World>, tables: Tables, mut chance: Chance) {
+    loop {
+        tokio::time::sleep(chance.time(1_500, 6_000)).await;
+        let stream = SEALED[chance.below(SEALED.len() as u64) as usize];
+        match tables.seal(stream).await {
+            Ok(sealed) => {
+                let mut history = world.history.lock();
+                history.count("seals");
+                if sealed.lost > 0 {
+                    let lost = sealed.lost;
+                    history.violation("tables", format!("{stream}: {lost} records were lost"));
+                }
+            }
+            Err(Error::Conflict(_)) => world.history.lock().count("seals that lost a race"),
+            Err(Error::Unknown { .. } | Error::Busy | Error::Store(_)) => {}
+            Err(Error::Engine(e)) if e.is_transient() => {}
+            Err(Error::StreamNotFound(_)) => {}
+            Err(e) => world.history.lock().violation("errors", format!("seal of {stream}: {e}")),
+        }
+        if chance.one_in(5) {
+            if let Ok(scan) = tables.scan(stream).await {
+                let rows = rows(&scan);
+                world.history.lock().scans.push((stream.to_owned(), rows));
+            }
+        }
+    }
+}
+
+/// The rows of a scan: the partition's name, the offset, and the tag in the payload.
+pub(crate) fn rows(scan: &Scan) -> Vec<(String, u64, u64)> {
+    full_rows(scan)
+        .into_iter()
+        .map(|(p, o, text)| (p, o, History::tag_of(text.as_bytes())))
+        .collect()
+}
+
+/// The rows of a scan, with payloads.
+pub(crate) fn full_rows(scan: &Scan) -> Vec<(String, u64, String)> {
+    let mut rows = Vec::new();
+    for batch in &scan.batches {
+        let columns: BTreeMap<&str, &arrow_array::ArrayRef> = ["partition", "offset", "payload"]
+            .into_iter()
+            .filter_map(|name| Some((name, batch.column_by_name(name)?)))
+            .collect();
+        let (Some(partition), Some(offset), Some(payload)) =
+            (columns.get("partition"), columns.get("offset"), columns.get("payload"))
+        else {
+            continue;
+        };
+        let (partition, payload) = (partition.as_string::<i32>(), payload.as_string::<i32>());
+        let offset = offset.as_primitive::<Int64Type>();
+        for at in 0..batch.num_rows() {
+            let offset = if offset.is_null(at) { u64::MAX } else { offset.value(at) as u64 };
+            rows.push((partition.value(at).to_owned(), offset, payload.value(at).to_owned()));
+        }
+    }
+    rows
+}
