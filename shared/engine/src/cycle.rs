@@ -328,11 +328,11 @@ impl Engine {
             // Offsets are dense, and what retention has taken counts for nothing.
             let floor = self.warm(&source.partition).head().map_or(0, |h| h.floor);
             let from = next.committed.max(floor.min(end));
-            next.advance(from);
             let to = from.saturating_add(ack.count).min(end);
+            // The caller asked to keep the lease, also at its end: a claim's batch is empty from the start.
             let lease = next.lease.clone();
+            next.advance(from);
             next.advance(to);
-            // The caller asked to keep the lease, also at its end.
             next.lease = lease;
             (to - from, false)
         };

@@ -155,7 +155,7 @@ impl LeaseId {
         let mut parts = text.split('.');
         let token = parts.next().filter(|t| t.len() == 32)?.to_owned();
         let cursors = parts
-            .take(crate::limits::POP_PARTITIONS_MAX)
+            .take(crate::limits::CLAIM_PARTITIONS)
             .map(|p| {
                 let mut bytes = [0; 16];
                 if p.len() != 32 || !p.is_ascii() {

@@ -23,7 +23,7 @@
 //! | pop, long poll | `pop`; `group` for joining and the wake-up index |
 //! | ack, extend, dead letters | `ack`, `dead_letter` |
 //! | transaction | `transaction` |
-//! | query, state, cycle | `query`, `state`, `cycle` |
+//! | query, state, cycle | `query`, `state`, `cycle`; `claim` for leases over nothing |
 //! | retention, collection, deletion | `maintain` |
 //!
 //! and of what is stored: `keys` (the layout), `head`, `page`, `segment`, `cursor`, `state`. The engine knows no HTTP, no
@@ -32,6 +32,7 @@
 mod ack;
 mod append;
 mod bundle;
+mod claim;
 mod cursor;
 mod cycle;
 mod dead_letter;

@@ -60,6 +60,18 @@ pub const LEASE_SECONDS_MAX: i64 = 12 * 3600;
 /// [`GROUPS`] ready entries.
 pub const CYCLE_SINK_PARTITIONS: usize = 24;
 
+/// Partitions of one claim.
+pub const CLAIM_PARTITIONS: usize = 100;
+
+/// Lease of a claim that names none, seconds.
+pub const CLAIM_SECONDS: i64 = 30;
+
+/// The longest lease of a claim, seconds.
+pub const CLAIM_SECONDS_MAX: i64 = 600;
+
+/// Partitions in one page of those that hold a query's state.
+pub const STATE_PARTITIONS: usize = 1000;
+
 /// Partitions that one transaction may push to or acknowledge in.
 pub const TRANSACTION_PARTITIONS: usize = 32;
 
@@ -91,5 +103,6 @@ pub const BLOB_GRACE: Duration = Duration::from_secs(15 * 60);
 /// How long data below the floor is kept before it is deleted: readers who hold a position there finish.
 pub const FLOOR_GRACE: Duration = Duration::from_secs(60);
 
+const _: () = assert!(CLAIM_PARTITIONS >= POP_PARTITIONS_MAX);
 const _: () = assert!(GROUPS + 4 <= store::TRANSACTION_ITEMS);
 const _: () = assert!(SEGMENT_BYTES + SEGMENT_BYTES / 4 < store::BLOB_BYTES);

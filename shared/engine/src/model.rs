@@ -402,6 +402,63 @@ pub struct Cycled {
     pub acked: Option<(u64, bool)>,
 }
 
+/// A partition on which a query has state.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StatePartition {
+    /// The partition.
+    pub info: PartitionInfo,
+    /// When the state was last written, µs.
+    pub updated_us: i64,
+}
+
+/// A page of partitions on which a query has state, by partition id.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct StatePartitions {
+    /// The partitions.
+    pub partitions: Vec<StatePartition>,
+    /// After which the next page begins; `None` at the end.
+    pub next: Option<String>,
+}
+
+/// What a claim of one partition came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ClaimStatus {
+    /// The caller holds it, by this cursor.
+    Claimed(crate::CursorId),
+    /// Somebody holds it.
+    Busy,
+    /// Records wait for the group.
+    Backlog,
+    /// There is no such partition.
+    Missing,
+}
+
+/// A partition that was to be claimed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClaimedPartition {
+    /// Its id as the caller named it.
+    pub id: String,
+    /// Its name, if it is known.
+    pub name: String,
+    /// What came of it.
+    pub status: ClaimStatus,
+}
+
+/// Claims under one lease.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Claims {
+    /// The lease over all that were claimed; empty if none was.
+    pub lease_id: String,
+    /// Its length, seconds.
+    pub lease_seconds: i64,
+    /// The time of the claim, µs: windows that end before it may be closed.
+    pub now_us: i64,
+    /// When the lease lapses, µs.
+    pub until_us: i64,
+    /// Each partition, in the order of the request.
+    pub partitions: Vec<ClaimedPartition>,
+}
+
 /// One step of a transaction.
 #[derive(Clone, Debug)]
 pub enum TransactionOp {

@@ -6,6 +6,8 @@
 //! | `snapshot` | the id of the snapshot's blob; absent before the first |
 //! | `deltas` | ids and sizes of the delta blobs since, oldest first, each `<blob id> <bytes>` |
 //! | `recent` | tokens of the last commits, to resolve a lost reply |
+//! | `rows` | how many rows the state has |
+//! | `updated_us` | when it was last written, µs |
 //!
 //! A cycle adds one delta, whatever the number of keys; a long chain is folded into a new snapshot by the cycle that
 //! finds it long, which then deletes what it has superseded: a commit is pinned to `seq`, so no frozen writer can name
@@ -274,8 +276,13 @@ impl StateView {
         // A state that is deleted and comes back must not look like the one before.
         let seq =
             if self.seq == 0 { 1 + (engine.env().random() >> 24) as i64 } else { self.seq + 1 };
+        // Without the row before, one more; without the row after, one less.
+        let before = present.keys().filter(|key| self.rows.contains_key(**key)).count();
+        let after = present.values().filter(|there| **there).count();
         let mut item = Item::new()
             .with("seq", seq)
+            .with("rows", (self.rows.len() + after - before) as i64)
+            .with("updated_us", now_us)
             .with("recent", recent.iter().map(|t| t.as_str().into()).collect::<Vec<Value>>());
         if fold {
             deltas.clear();

@@ -3,6 +3,7 @@
 //! Keys are snake_case, but for the ids inside `ack`. A cycle that is refused answers 200 with `success: false`: a
 //! client must read the body, and must not repeat what was decided. Only what was not decided answers 503.
 
+mod claim;
 mod cycle;
 mod queries;
 mod state;
@@ -19,6 +20,8 @@ pub(crate) fn routes() -> Router<Api> {
     Router::new()
         .route("/streams/v1/queries", post(queries::register))
         .route("/streams/v1/state/get", post(state::get))
+        .route("/streams/v1/state/partitions", post(claim::partitions))
+        .route("/streams/v1/claim", post(claim::claim))
         .route("/streams/v1/cycle", post(cycle::commit))
 }
 

@@ -1,29 +1,31 @@
-//! A fresh engine on a fresh memory store, and short forms of requests.
+//! A fresh engine on a fresh store, and short forms of requests.
 
 use std::{sync::Arc, time::Duration};
 
 use tidewheel_engine::*;
-use tidewheel_store::{Env, Memory, Store};
+use tidewheel_store::{Env, Store};
+
+use crate::store::TestStore;
 
 /// 2026-01-01 00:00 UTC, µs.
 pub(crate) const START_US: i64 = 1_767_225_600_000_000;
 
 pub(crate) struct Fixture {
-    pub(crate) store: Memory,
+    pub(crate) store: TestStore,
     pub(crate) env: Env,
     pub(crate) engine: Engine,
 }
 
 impl Fixture {
     pub(crate) fn new() -> Self {
-        let store = Memory::new();
+        let store = TestStore::new();
         let env = Env::simulated(7, START_US, 0);
         let engine = Self::another(&store, &env);
         Self { store, env, engine }
     }
 
     /// Another process over the same store: it remembers nothing.
-    pub(crate) fn another(store: &Memory, env: &Env) -> Engine {
+    pub(crate) fn another(store: &TestStore, env: &Env) -> Engine {
         Engine::new(Arc::new(store.clone()) as Arc<dyn Store>, env.clone(), Settings::default())
     }
 

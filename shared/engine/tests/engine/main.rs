@@ -1,9 +1,15 @@
-//! The engine on the memory store: what a producer, a consumer and a stream processor notice. Time is paused; the
-//! runtime moves it when nothing else can run.
+//! The engine: what a producer, a consumer and a stream processor notice. Time is paused; the runtime moves it when
+//! nothing else can run.
+//!
+//! A test whose name ends with `s` and a number is that scenario of the Queen contract. Everything but `costs` runs on
+//! the memory store here and on the embedded one in `tests/embedded`.
 
 mod fixture;
+mod store;
 
+mod claims;
 mod consume;
+mod costs;
 mod cycles;
 mod doubt;
 mod maintenance;

@@ -1,6 +1,6 @@
 //! Retention, the collector, and the wake-up index for sealers.
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
 use tidewheel_engine::*;
 use tidewheel_store::{Blob, Commit, Store, Write};
@@ -117,20 +117,6 @@ async fn a_watcher_sees_the_tail_move() {
     tokio::time::timeout(Duration::from_secs(1), watch.changed()).await.unwrap().unwrap();
     assert_eq!(*watch.borrow(), 2);
     push.await.unwrap();
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_damaged_segment_is_never_served() {
-    let f = Fixture::new();
-    f.push("p", &["0"]).await;
-    let (name, _) = f.store.blobs().into_iter().next().unwrap();
-    assert!(f.store.damage_blob(&name, 20));
-    let id = f.partition_id("s", "p").await;
-    let read = f.restart().read(&id, 0, 10, usize::MAX).await;
-    assert!(matches!(read, Err(Error::Corrupt(_))), "{read:?}");
-    let pop = f.restart().pop(pop_of("s", "g", 1)).await;
-    assert!(matches!(pop, Err(Error::Corrupt(_))), "{pop:?}");
-    let _: Arc<dyn Store> = Arc::new(f.store.clone());
 }
 
 #[tokio::test(start_paused = true)]

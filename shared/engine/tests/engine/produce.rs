@@ -183,22 +183,6 @@ async fn limits_are_named() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_steady_push_costs_its_blob_and_two() {
-    let f = Fixture::new();
-    f.push("p", &["warm"]).await;
-    for n in 0..60 {
-        let before = f.engine.counters().0["rolls"];
-        f.store.reset_meter();
-        f.push("p", &["{\"n\":1}"]).await;
-        let units = f.store.meter();
-        if f.engine.counters().0["rolls"] == before {
-            assert!(units.write_units <= 1.0 + 2.0, "push {n}: {units:?}");
-            assert_eq!(units.read_units, 0.0, "push {n}: {units:?}");
-        }
-    }
-}
-
-#[tokio::test(start_paused = true)]
 async fn ids_that_another_process_rolled_into_a_page_are_refused() {
     let f = Fixture::new();
     let ids: Vec<String> = (0..40).map(|n| n.to_string()).collect();

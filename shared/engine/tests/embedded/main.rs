@@ -1,0 +1,21 @@
+//! The same tests as those of the engine on the memory store, on the embedded one. What an operation costs is told
+//! there.
+
+#[path = "../engine/fixture.rs"]
+mod fixture;
+mod store;
+
+#[path = "../engine/claims.rs"]
+mod claims;
+#[path = "../engine/consume.rs"]
+mod consume;
+#[path = "../engine/cycles.rs"]
+mod cycles;
+#[path = "../engine/doubt.rs"]
+mod doubt;
+#[path = "../engine/maintenance.rs"]
+mod maintenance;
+#[path = "../engine/produce.rs"]
+mod produce;
+#[path = "../engine/transactions.rs"]
+mod transactions;
