@@ -17,7 +17,7 @@ pub struct Cli {
 /// What to do.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Run the whole stack: HTTP API, WebSockets, scheduled sealing
+    /// Run the whole stack: HTTP API, WebSockets, scheduled sealing and retention
     #[command(after_help = AFTER_HELP)]
     Serve(Serve),
 }
