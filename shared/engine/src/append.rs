@@ -85,6 +85,8 @@ pub(crate) struct Append {
     packing: Option<Packing>,
     /// The id set cannot be used for these ids: one of them meets another id's hash, or an expired copy.
     clear_ids: bool,
+    /// The segment of a commit whose reply was lost, and the tail that was known then: it may arrive at any moment.
+    doubtful: Option<(String, u64)>,
 }
 
 impl Append {
@@ -105,6 +107,7 @@ impl Append {
             stream,
             packing: None,
             clear_ids: false,
+            doubtful: None,
         }
     }
 
@@ -134,6 +137,10 @@ impl Append {
             let Some(head) = head else {
                 return self.plan_creation().await.map(Some);
             };
+            if let Some(placed) = self.arrived(&head).await? {
+                self.decided(view, &placed);
+                return Ok(None);
+            }
             self.decide_duplicates(view, &head, pinned).await?;
             if self.outcomes.iter().all(Option::is_some) {
                 return Ok(None);
@@ -377,19 +384,46 @@ impl Append {
     /// again: its conditions refuse whichever copy comes second.
     pub(crate) async fn resolve(&mut self, view: &mut IdView, plan: &Plan) -> Result<bool, Error> {
         let Some(head) = self.engine.head(&self.id).await? else { return Ok(false) };
-        let blob = &plan.blob.name.id;
-        let mut placed = head.find(blob);
-        let mut before = head.base;
-        while placed.is_none() && before > plan.known_tail {
-            let Some(page) = self.engine.page_below(&self.id, before).await? else { break };
-            placed = page.placed().find(|p| p.descriptor.blob == *blob);
-            before = page.base;
-        }
+        let placed = self.find(&head, &plan.blob.name.id, plan.known_tail).await?;
         let Some(placed) = placed else { return Ok(false) };
         Counts::add(&self.engine.inner.counts.outcomes_resolved, 1);
         self.decided(view, &placed);
         self.engine.announce(&self.stream.info.name, &self.id, head.tail);
         Ok(true)
+    }
+
+    /// Where a segment is under a head, if it is; none was there below `known_tail`.
+    async fn find(
+        &self,
+        head: &Head,
+        blob: &str,
+        known_tail: u64,
+    ) -> Result<Option<Placed>, Error> {
+        let mut placed = head.find(blob);
+        let mut before = head.base;
+        while placed.is_none() && before > known_tail {
+            let Some(page) = self.engine.page_below(&self.id, before).await? else { break };
+            placed = page.placed().find(|p| p.descriptor.blob == *blob);
+            before = page.base;
+        }
+        Ok(placed)
+    }
+
+    /// The segment of our own earlier commit under this head, if its reply was lost and it has arrived since. Its ids
+    /// must not be taken for another's: what has no id would be appended again without them.
+    async fn arrived(&mut self, head: &Head) -> Result<Option<Placed>, Error> {
+        let Some((blob, known_tail)) = self.doubtful.clone() else { return Ok(None) };
+        if self.packing.as_ref().is_none_or(|p| p.blob.name.id != blob) {
+            // Its ids are another's by now, or the collector has passed it: it is refused when it comes.
+            self.doubtful = None;
+            return Ok(None);
+        }
+        let placed = self.find(head, &blob, known_tail).await?;
+        if placed.is_some() {
+            Counts::add(&self.engine.inner.counts.outcomes_resolved, 1);
+            self.engine.announce(&self.stream.info.name, &self.id, head.tail);
+        }
+        Ok(placed)
     }
 
     /// Takes note that the plan was committed.
@@ -537,6 +571,7 @@ impl Append {
                 }
                 Err(CommitError::Unknown(why)) => {
                     *doubt = Some(why);
+                    self.doubtful = Some((plan.blob.name.id.clone(), plan.known_tail));
                     if self.resolve(view, &plan).await? {
                         return Ok(());
                     }

@@ -29,6 +29,28 @@ async fn a_push_that_may_still_arrive_is_not_answered_with_nothing_was_written()
     assert_eq!(f.payloads("s", "p").await, ["0", "1"], "it arrives, once");
 }
 
+/// The first copy of a push arrives while the second is being planned. Its ids are there then, but they are its own:
+/// the records without an id must not be appended again without them.
+#[tokio::test(start_paused = true)]
+async fn a_push_does_not_take_its_own_late_copy_for_anothers() {
+    for late_calls in 1..12 {
+        let f = Fixture::new();
+        // A full list, so that the second plan rolls it and reads the head again.
+        for n in 0..limits::HEAD_SEGMENTS - 1 {
+            f.push("p", &[&n.to_string()]).await;
+        }
+        let plan = Plan { late: 1.0, late_calls, ..Plan::none() };
+        let faulty = Faulty::new(Arc::new(f.store.clone()), plan, f.env.clone());
+        let engine = Engine::new(Arc::new(faulty.clone()), f.env.clone(), Settings::default());
+        let push = vec![with_id(item("s", "p", "a"), "a"), item("s", "p", "b")];
+        let pushed = engine.push(push).await;
+        faulty.settle().await;
+        let there = f.payloads("s", "p").await;
+        let new = &there[limits::HEAD_SEGMENTS - 1..];
+        assert_eq!(new, ["a", "b"], "late by {late_calls} calls at most: {pushed:?}");
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn nor_is_an_ack_a_transaction_or_a_cycle() {
     let f = Fixture::new();
