@@ -12,7 +12,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use futures_util::{StreamExt, stream};
-use tidewheel_engine::Error;
+use tidewheel_engine::{Error, KeyError};
 
 use crate::json::{APPLICATION_JSON, Json};
 
@@ -104,6 +104,11 @@ impl From<Error> for Failure {
             Error::QueryNotFound => (StatusCode::NOT_FOUND, "query_not_found"),
             Error::GroupNotFound(_) => (StatusCode::NOT_FOUND, "group_not_found"),
             Error::Busy => (StatusCode::SERVICE_UNAVAILABLE, "busy"),
+            Error::Paused(_) => (StatusCode::SERVICE_UNAVAILABLE, "maintenance"),
+            Error::Encryption(KeyError::Unavailable(_)) => {
+                (StatusCode::SERVICE_UNAVAILABLE, "encryption")
+            }
+            Error::Encryption(_) => (StatusCode::INTERNAL_SERVER_ERROR, "encryption"),
             Error::Unavailable(_) => (StatusCode::SERVICE_UNAVAILABLE, "unavailable"),
             Error::Unknown(_) => (StatusCode::SERVICE_UNAVAILABLE, "outcome_unknown"),
             Error::Corrupt(_) => (StatusCode::INTERNAL_SERVER_ERROR, "corrupt"),

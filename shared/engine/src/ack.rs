@@ -265,7 +265,8 @@ impl Engine {
             record,
             reason,
             self.env().now_us(),
-        );
+        )
+        .await?;
         commit.writes.push(write);
         commit.blobs.extend(blob);
         Ok(())

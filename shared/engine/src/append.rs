@@ -24,6 +24,7 @@ use tokio::sync::oneshot;
 
 use crate::{
     Engine, Error, GroupId, PartitionId, Pushed, Uuid,
+    encryption::Sealer,
     head::{Descriptor, Head, Placed, commit_token, id_bytes},
     keys, limits, message_id,
     page::Page,
@@ -83,6 +84,8 @@ pub(crate) struct Append {
     candidates: Vec<Candidate>,
     outcomes: Vec<Option<Pushed>>,
     packing: Option<Packing>,
+    /// The key that this append's segments are sealed with; `None` on a stream that is not encrypted.
+    sealer: Option<Arc<Sealer>>,
     /// The id set cannot be used for these ids: one of them meets another id's hash, or an expired copy.
     clear_ids: bool,
     /// The segment of a commit whose reply was lost, and the tail that was known then: it may arrive at any moment.
@@ -106,6 +109,7 @@ impl Append {
             candidates,
             stream,
             packing: None,
+            sealer: None,
             clear_ids: false,
             doubtful: None,
         }
@@ -129,6 +133,10 @@ impl Append {
         view: &mut IdView,
         pinned: bool,
     ) -> Result<Option<Plan>, Error> {
+        self.engine.check_push_allowed().await?;
+        if self.sealer.is_none() && self.stream.info.options.encryption_enabled {
+            self.sealer = Some(self.engine.sealer().await?);
+        }
         for _ in 0..limits::COMMIT_ATTEMPTS {
             let head = match self.warm.head().filter(|h| h.stream_id == self.stream.info.id) {
                 Some(head) => Some(head),
@@ -226,7 +234,10 @@ impl Append {
             let hashes: Vec<u64> = members.iter().map(|&i| self.candidates[i].hash).collect();
             let records: Vec<Packed> =
                 members.iter().map(|&i| self.candidates[i].packed.clone()).collect();
-            let body = segment::encode(&records, &hashes)?;
+            let mut body = segment::encode(&records, &hashes)?;
+            if let Some(sealer) = &self.sealer {
+                body = sealer.seal(self.engine.env(), &segment::place(&self.id), &body)?;
+            }
             let blob = Blob::fresh(segment::owner(&self.id), body, self.engine.env());
             self.packing = Some(Packing { blob, hashes: hashes.into(), members });
         }
@@ -672,7 +683,11 @@ fn next_batch(warm: &Warm) -> Option<Vec<Waiter>> {
 }
 
 async fn append_batch(engine: &Engine, partition: &str, warm: &Arc<Warm>, batch: Vec<Waiter>) {
-    let stream = Arc::clone(&batch[batch.len() - 1].stream);
+    // What the newest of them knows holds for all: a stream that is encrypted by now is so for the whole segment.
+    let Some(stream) = batch.iter().map(|w| &w.stream).max_by_key(|s| s.read_us).map(Arc::clone)
+    else {
+        return;
+    };
     let dedup = stream.window_us() > 0;
     // A repeat within the batch is a duplicate of the first, like any other.
     let mut first_of: HashMap<String, usize> = HashMap::new();

@@ -84,6 +84,9 @@ impl Bundle {
         for item in items {
             push::check(item)?;
         }
+        if !items.is_empty() {
+            engine.check_push_allowed().await?;
+        }
         let groups = push::group(items);
         let mut appends = Vec::with_capacity(groups.len());
         for (at, group) in groups.iter().enumerate() {

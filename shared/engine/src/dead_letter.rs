@@ -5,6 +5,7 @@
 //! | `group` `pid` `partition` `offset` | who gave up what |
 //! | `id` `tx` `time_us` `key` `headers` | the record |
 //! | `payload` | its payload, if small |
+//! | `sealed` | true if payload, key and headers are in envelopes, see [`crate::encryption`] |
 //! | `blob` | the id of the blob with its payload, if large; the owner is the stream's dead letters |
 //! | `error` `failures` `failed_us` | why, after how many charged tries, when |
 
@@ -27,8 +28,16 @@ pub(crate) fn owner(stream: &crate::Uuid) -> String {
     format!("d{}", stream.simple())
 }
 
+/// Where a dead letter is, for envelopes around its parts.
+fn place(partition: &PartitionId, offset: u64) -> String {
+    format!("a dead letter of partition {partition} at offset {offset}")
+}
+
 /// The write, and the blob, that keep a dead letter.
-pub(crate) fn encode(
+///
+/// # Errors
+/// [`Error::Encryption`] if the stream is encrypted and there is no key to be had.
+pub(crate) async fn encode(
     engine: &Engine,
     stream: &StreamRecord,
     partition: &str,
@@ -36,7 +45,13 @@ pub(crate) fn encode(
     record: &Record,
     reason: &str,
     failed_us: i64,
-) -> (Write, Option<Blob>) {
+) -> Result<(Write, Option<Blob>), Error> {
+    let sealer = match stream.info.options.encryption_enabled {
+        true => Some(engine.sealer().await?),
+        false => None,
+    };
+    let place = place(&cursor.partition, record.offset);
+    let sealed = |part: &[u8]| sealer.as_ref().map(|s| s.seal(engine.env(), &place, part));
     let mut cut = reason.len().min(REASON_BYTES);
     while !reason.is_char_boundary(cut) {
         cut -= 1;
@@ -52,18 +67,25 @@ pub(crate) fn encode(
         .with("error", &reason[..cut])
         .with("failures", i64::from(cursor.failures))
         .with("failed_us", failed_us);
+    if sealer.is_some() {
+        item.set("sealed", true);
+    }
     if let Some(key) = &record.key {
-        item.set("key", key.as_str());
+        match sealed(key.as_bytes()) {
+            Some(envelope) => item.set("key", envelope?),
+            None => item.set("key", key.as_str()),
+        }
     }
     if let Some(headers) = &record.headers {
-        item.set("headers", headers.clone());
+        item.set("headers", sealed(headers).unwrap_or_else(|| Ok(headers.clone()))?);
     }
+    let payload = sealed(&record.payload).unwrap_or_else(|| Ok(record.payload.clone()))?;
     let mut blob = None;
-    if record.payload.len() <= INLINE_BYTES {
-        item.set("payload", record.payload.clone());
+    if payload.len() <= INLINE_BYTES {
+        item.set("payload", payload);
     } else {
         let owner = owner(&stream.info.id);
-        let kept = Blob::fresh(owner, record.payload.clone(), engine.env());
+        let kept = Blob::fresh(owner, payload, engine.env());
         item.set("blob", kept.name.id.as_str());
         blob = Some(kept);
     }
@@ -74,7 +96,7 @@ pub(crate) fn encode(
         record.offset,
         &cursor.group_id,
     );
-    (Write::put(key, item), blob)
+    Ok((Write::put(key, item), blob))
 }
 
 impl Engine {
@@ -134,10 +156,24 @@ impl Engine {
         let name = &stream.info.name;
         let bad = || Error::Corrupt(format!("dead letter {id} of stream `{name}`"));
         let partition = item.str("pid").and_then(PartitionId::parse).ok_or_else(bad)?;
-        let payload = match item.str("blob") {
+        let mut payload = match item.str("blob") {
             Some(blob) => self.blob(&BlobName::new(owner(&stream.info.id), blob)).await?,
             None => item.bytes("payload").cloned().unwrap_or_else(Bytes::new),
         };
+        let mut key = item.str("key").map(str::to_owned);
+        let mut headers = item.bytes("headers").cloned();
+        if item.get("sealed").is_some() {
+            let offset = item.int("offset").and_then(|o| u64::try_from(o).ok()).ok_or_else(bad)?;
+            let place = place(&partition, offset);
+            payload = self.unseal(&place, payload).await?;
+            if let Some(envelope) = item.bytes("key") {
+                let text = self.unseal(&place, envelope.clone()).await?;
+                key = Some(String::from_utf8(text.to_vec()).map_err(|_| bad())?);
+            }
+            if let Some(envelope) = headers {
+                headers = Some(self.unseal(&place, envelope).await?);
+            }
+        }
         let read = || {
             Some(DeadLetter {
                 id: id.to_owned(),
@@ -146,8 +182,8 @@ impl Engine {
                     time_us: item.int("time_us")?,
                     id: Uuid::parse(item.str("id")?)?,
                     transaction_id: item.str("tx")?.to_owned(),
-                    key: item.str("key").map(str::to_owned),
-                    headers: item.bytes("headers").cloned(),
+                    key,
+                    headers,
                     payload,
                 },
                 partition: PartitionInfo {

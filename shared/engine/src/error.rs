@@ -3,7 +3,7 @@
 
 use tidewheel_store::{CommitError, ReadError};
 
-use crate::limits;
+use crate::{encryption::KeyError, limits};
 
 /// Why an operation did not happen.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -58,6 +58,12 @@ pub enum Error {
     /// The store is out of order. Nothing was written.
     #[error("the store is out of order: {0}")]
     Unavailable(String),
+    /// An operator has paused this. Nothing was written.
+    #[error("{0} is paused for maintenance: nothing was stored, try again later")]
+    Paused(&'static str),
+    /// Something could not be encrypted, and was not stored; or not decrypted, and is not served.
+    #[error("encryption: {0}")]
+    Encryption(#[from] KeyError),
     /// What is stored is damaged; it is not served.
     #[error("stored data is damaged: {0}")]
     Corrupt(String),
@@ -86,7 +92,11 @@ impl Error {
 
     /// True if the same request may succeed later.
     pub fn is_transient(&self) -> bool {
-        matches!(self, Error::Busy | Error::Unavailable(_) | Error::Unknown(_))
+        match self {
+            Error::Busy | Error::Paused(_) | Error::Unavailable(_) | Error::Unknown(_) => true,
+            Error::Encryption(e) => matches!(e, KeyError::Unavailable(_)),
+            _ => false,
+        }
     }
 }
 

@@ -14,6 +14,14 @@
 //! | dead letter | `d#<stream id>` | `<failed_us, 16 hex>#<partition id>#<offset, 16 hex>#<group id>` | see [`crate::dead_letter`] | none |
 //! | query | `q#<query id>` | `query` | `name` `hash` `source` `sink` `created_us` `version` | absent; version equals |
 //! | state head | `qs#<query id>#<shard>` | `<partition id>` | see [`crate::state`] | absent; seq equals |
+//! | master keys | `encryption` | `<master key id>` | `since_us`: something may be sealed under it | absent |
+//! | switches | `system` | `switches` | `push_paused` `pop_paused` | none |
+//! | trace | `tr#<partition id>#<digest of the transaction id>` | `<made_us, 16 hex>#<trace id>` | see [`crate::trace`] | absent |
+//! | trace by name | `tn#<name>` | `<made_us, 16 hex>#<trace id>` | `pid` `digest` | none |
+//! | trace by day | `td#<day>` | `<made_us, 16 hex>#<trace id>` | `pid` `digest` `names` | none |
+//! | trace names | `trace-names` | `<name>` | `traces` `messages` `last_us` | traces and messages equal |
+//! | messages of a name | `tm#<name>` | `<partition id>#<digest>` | `traces` | absent; exists; traces equal |
+//! | trace days | `trace-days` | `<day since 1970, 8 digits>` | `traces` | absent; traces less than |
 //! | table head | `t#<stream id>` | `table` | of the `tables` crate | of the `tables` crate |
 //!
 //! Blobs: a segment or a page's ids belong to the owner `<partition id, simple>`; deltas and snapshots of a state to
@@ -116,4 +124,42 @@ pub(crate) fn states_pk(query: &Uuid, shard: u8) -> String {
 pub(crate) fn state(query: &Uuid, partition: &PartitionId) -> Key {
     let shard = partition.0.as_bytes()[1] % STATE_SHARDS;
     Key::new(states_pk(query, shard), partition.to_string())
+}
+
+pub(crate) const MASTER_KEYS: &str = "encryption";
+
+pub(crate) fn master_key(id: &str) -> Key {
+    Key::new(MASTER_KEYS, id)
+}
+
+pub(crate) fn switches() -> Key {
+    Key::new("system", "switches")
+}
+
+pub(crate) const TRACE_NAMES: &str = "trace-names";
+
+pub(crate) const TRACE_DAYS: &str = "trace-days";
+
+pub(crate) fn traces_pk(partition: &PartitionId, digest: &str) -> String {
+    format!("tr#{partition}#{digest}")
+}
+
+pub(crate) fn named_traces_pk(name: &str) -> String {
+    format!("tn#{name}")
+}
+
+pub(crate) fn traces_of_day_pk(day: &str) -> String {
+    format!("td#{day}")
+}
+
+pub(crate) fn trace_name(name: &str) -> Key {
+    Key::new(TRACE_NAMES, name)
+}
+
+pub(crate) fn trace_day(day: &str) -> Key {
+    Key::new(TRACE_DAYS, day)
+}
+
+pub(crate) fn named_message(name: &str, partition: &PartitionId, digest: &str) -> Key {
+    Key::new(format!("tm#{name}"), format!("{partition}#{digest}"))
 }

@@ -19,12 +19,15 @@
 //! | a request | module |
 //! |---|---|
 //! | push | `push`, then `append`: the conditional write, deduplication, rolling |
-//! | read by offset | `read` |
+//! | read by offset | `read`; `fetch` for many at once, `changed` for which partitions |
 //! | pop, long poll | `pop`; `group` for joining and the wake-up index |
 //! | ack, extend, dead letters | `ack`, `dead_letter` |
 //! | transaction | `transaction` |
 //! | query, state, cycle | `query`, `state`, `cycle`; `claim` for leases over nothing |
 //! | retention, collection, deletion | `maintain` |
+//! | traces | `trace` |
+//! | pausing pushes and pops | `switches` |
+//! | encryption at rest | `encryption` |
 //!
 //! and of what is stored: `keys` (the layout), `head`, `page`, `segment`, `cursor`, `state`. The engine knows no HTTP, no
 //! cloud and no Arrow, and reads no clock but [`Env`]'s.
@@ -32,11 +35,14 @@
 mod ack;
 mod append;
 mod bundle;
+mod changed;
 mod claim;
 mod cursor;
 mod cycle;
 mod dead_letter;
+mod encryption;
 mod error;
+mod fetch;
 mod group;
 mod head;
 mod id;
@@ -53,6 +59,8 @@ mod read;
 mod segment;
 mod state;
 mod stream;
+mod switches;
+mod trace;
 mod transaction;
 mod view;
 mod warm;
@@ -62,11 +70,16 @@ use std::{sync::Arc, time::Duration};
 use tidewheel_store::{Env, Store};
 
 pub use crate::{
+    changed::{Changed, ChangedEntry, ChangedPartition},
+    encryption::{DataKey, KeyError, KeyProvider, MasterKeys, SecretKey, WrappedKey},
     error::Error,
+    fetch::{Fetch, FetchEntry, Fetched, TimeEntry, TimeFound},
     id::{CursorId, GroupId, LeaseId, PartitionId, Uuid, message_id},
     maintain::Hold,
     model::*,
     options::StreamOptions,
+    switches::Switches,
+    trace::{NewTrace, Trace, TraceName, TraceNames, TracesByName},
 };
 
 /// Settings of an engine.
@@ -76,11 +89,17 @@ pub struct Settings {
     pub default_subscription: SubscriptionMode,
     /// How often a waiting pop looks again when nothing woke it: pushes of other processes do not.
     pub poll_every: Duration,
+    /// The keys of streams that are encrypted at rest; without them no stream can be.
+    pub keys: Option<Arc<dyn KeyProvider>>,
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { default_subscription: SubscriptionMode::New, poll_every: Duration::from_millis(500) }
+        Self {
+            default_subscription: SubscriptionMode::New,
+            poll_every: Duration::from_millis(500),
+            keys: None,
+        }
     }
 }
 

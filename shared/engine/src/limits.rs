@@ -104,5 +104,32 @@ pub const BLOB_GRACE: Duration = Duration::from_secs(15 * 60);
 pub const FLOOR_GRACE: Duration = Duration::from_secs(60);
 
 const _: () = assert!(CLAIM_PARTITIONS >= POP_PARTITIONS_MAX);
+/// Records of one partition in one fetch.
+pub const FETCH_RECORDS: u64 = 10_000;
+
+/// Partitions in one page of those that have changed.
+pub const CHANGED_PARTITIONS: usize = 1000;
+
+/// Hours after which a process takes a new data key for streams that are encrypted at rest.
+pub const DATA_KEY_HOURS: i64 = 1;
+
+/// Envelopes after which a process takes a new data key.
+pub const DATA_KEY_SEALS: u64 = 1 << 24;
+
+/// Bytes of a trace's data.
+pub const TRACE_DATA_BYTES: usize = 16 * 1024;
+
+/// Names of a trace.
+pub const TRACE_NAMES: usize = 10;
+
+/// Bytes of the word for a trace's kind.
+pub const TRACE_EVENT_BYTES: usize = 128;
+
+/// Traces of one day in UTC.
+pub const TRACES_PER_DAY: i64 = 100_000;
+
+/// Days that a trace is kept.
+pub const TRACE_DAYS: i64 = 7;
+
 const _: () = assert!(GROUPS + 4 <= store::TRANSACTION_ITEMS);
 const _: () = assert!(SEGMENT_BYTES + SEGMENT_BYTES / 4 < store::BLOB_BYTES);

@@ -103,7 +103,9 @@ impl Engine {
             let woken = waker.notified();
             tokio::pin!(woken);
             woken.as_mut().enable();
-            let found = self.look(&pop).await?;
+            // While pops are paused a pop finds nothing, however much there is.
+            let paused = self.known_switches().await?.pop_paused;
+            let found = if paused { Found::default() } else { self.look(&pop).await? };
             if !found.messages.is_empty() {
                 Counts::add(&counts.records_popped, found.messages.len());
                 return Ok(found.into_popped());

@@ -118,6 +118,7 @@ impl Engine {
     async fn push_unique(&self, group: &Group, items: &[&PushItem]) -> Result<Vec<Pushed>, Error> {
         // A stream may be deleted under a push that knew it; the push then makes it anew, like any first push.
         for _ in 0..3 {
+            self.check_push_allowed().await?;
             let stream = self.ensure_stream(&group.stream).await?;
             let candidates = items.iter().map(|i| Candidate::new(i)).collect();
             match self.append(&stream, &group.partition, candidates).await {

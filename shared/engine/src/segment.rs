@@ -15,7 +15,8 @@
 //! ```
 //!
 //! Numbers are little-endian, lengths are LEB128. A segment knows no offset and no order: both come from the head that
-//! names it. The whole is immutable; its frame (length and checksum) is the store's.
+//! names it. The whole is immutable; its frame (length and checksum) is the store's. On a stream that is encrypted at
+//! rest the whole lies in an envelope, see [`crate::encryption`].
 
 use bytes::{Buf, Bytes};
 use tidewheel_store::BlobName;
@@ -100,6 +101,11 @@ pub(crate) fn owner(partition: &PartitionId) -> String {
 /// The name of a segment's blob.
 pub(crate) fn blob_name(partition: &PartitionId, id: &str) -> BlobName {
     BlobName::new(owner(partition), id)
+}
+
+/// Where a partition's segments are, for envelopes around them.
+pub(crate) fn place(partition: &PartitionId) -> String {
+    format!("a segment of partition {partition}")
 }
 
 /// Packs records.

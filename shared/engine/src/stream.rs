@@ -5,7 +5,7 @@
 //! group either was told of the partition when it was made, or finds it when it visits what was there before it
 //! joined.
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use tidewheel_store::{
     Change, Commit, CommitError, Condition, Direction, Item, Query, Value, Write,
@@ -17,7 +17,7 @@ use crate::{
 };
 
 /// How long a process believes a stream's options before it reads them again, µs.
-const FRESH_US: i64 = 2_000_000;
+pub(crate) const FRESH_US: i64 = 2_000_000;
 
 #[derive(Clone, Debug)]
 pub(crate) struct StreamRecord {
@@ -25,7 +25,8 @@ pub(crate) struct StreamRecord {
     pub(crate) version: i64,
     /// Ids of the groups, simple.
     pub(crate) groups: BTreeSet<String>,
-    read_us: i64,
+    /// When it was read.
+    pub(crate) read_us: i64,
 }
 
 impl StreamRecord {
@@ -137,13 +138,18 @@ impl Engine {
     /// Sets a stream's options and labels; makes the stream if there is none.
     ///
     /// # Errors
-    /// [`Error::Invalid`] names an option whose value has the wrong type, or that cannot be had.
+    /// [`Error::Invalid`] names an option whose value has the wrong type; [`Error::Encryption`] if encryption is asked
+    /// for and there is no key to be had.
+    ///
+    /// Switching encryption on is answered once every process knows of it: what is pushed after the answer is
+    /// encrypted. What was stored before stays as it is, and stays readable.
     pub async fn configure(&self, name: &str, configure: Configure) -> Result<StreamInfo, Error> {
         Error::check_name("the stream's name", name)?;
+        let mut encrypts = false;
         for _ in 0..limits::COMMIT_ATTEMPTS {
             let Some(record) = self.reread_stream(name).await? else {
                 let options = StreamOptions::configured().merged(&configure.options)?;
-                check_options(&options)?;
+                self.check_options(&options).await?;
                 let (namespace, task) = labels(name);
                 let namespace = configure.namespace.as_deref().unwrap_or(&namespace);
                 let task = configure.task.as_deref().unwrap_or(&task);
@@ -156,7 +162,7 @@ impl Engine {
                 record.info.options.clone()
             };
             let options = start.merged(&configure.options)?;
-            check_options(&options)?;
+            self.check_options(&options).await?;
             let wanted = StreamInfo {
                 namespace: configure.namespace.clone().unwrap_or(record.info.namespace.clone()),
                 task: configure.task.clone().unwrap_or(record.info.task.clone()),
@@ -164,8 +170,13 @@ impl Engine {
                 ..record.info.clone()
             };
             if wanted == record.info {
+                if encrypts {
+                    self.env().sleep(Duration::from_micros(FRESH_US as u64)).await;
+                }
                 return Ok(wanted);
             }
+            encrypts |=
+                wanted.options.encryption_enabled && !record.info.options.encryption_enabled;
             let set = |name: &str, value: Value| Change::Set(name.into(), value);
             let old_options = options_text(&record.info.options)?;
             let write = Write::update(
@@ -185,6 +196,14 @@ impl Engine {
             }
         }
         Err(Error::Busy)
+    }
+
+    /// Refuses options that would promise what is not there.
+    async fn check_options(&self, options: &StreamOptions) -> Result<(), Error> {
+        if options.encryption_enabled {
+            self.sealer().await?;
+        }
+        Ok(())
     }
 
     /// Reads a stream.
@@ -294,14 +313,4 @@ impl Engine {
         }
         Err(Error::Busy)
     }
-}
-
-/// Refuses options that would promise what is not there.
-fn check_options(options: &StreamOptions) -> Result<(), Error> {
-    if options.encryption_enabled {
-        return Err(Error::Invalid(
-            "option `encryptionEnabled` is not available yet; payloads would be stored in the clear".to_owned(),
-        ));
-    }
-    Ok(())
 }

@@ -24,6 +24,7 @@ use crate::{
     Counters, CursorId, Engine, Error, PartitionId, Settings, Uuid,
     append::Lane,
     cursor::Cursor,
+    encryption::{self, Keyring},
     group::GroupRecord,
     head::{Descriptor, Head},
     limits,
@@ -31,6 +32,7 @@ use crate::{
     segment::{self, Segment},
     state::StateView,
     stream::StreamRecord,
+    switches::KnownSwitches,
     view::IdView,
 };
 
@@ -50,6 +52,8 @@ pub(crate) struct Inner {
     pub(crate) cursors: Cache<CursorId, Arc<Cursor>>,
     pub(crate) states: Cache<(Uuid, PartitionId), Arc<tokio::sync::Mutex<StateView>>>,
     segments: Cache<(PartitionId, String), Arc<Segment>, ByBytes>,
+    pub(crate) keyring: Keyring,
+    pub(crate) switches: KnownSwitches,
     watchers: Mutex<HashMap<PartitionId, watch::Sender<u64>>>,
     wakers: Mutex<HashMap<String, Arc<Notify>>>,
     pub(crate) counts: Counts,
@@ -121,6 +125,8 @@ impl Counts {
 impl Inner {
     pub(crate) fn new(store: Arc<dyn Store>, env: Env, settings: Settings) -> Self {
         Self {
+            keyring: Keyring::new(settings.keys.clone()),
+            switches: KnownSwitches::default(),
             store,
             env,
             settings,
@@ -214,7 +220,10 @@ impl Engine {
         if let Some(segment) = self.inner.segments.get(&key) {
             return Ok(segment);
         }
-        let body = self.blob(&segment::blob_name(partition, &descriptor.blob)).await?;
+        let mut body = self.blob(&segment::blob_name(partition, &descriptor.blob)).await?;
+        if encryption::is_sealed(&body) {
+            body = self.unseal(&segment::place(partition), body).await?;
+        }
         let segment = Arc::new(segment::decode(body)?);
         if segment.records.len() as u64 != descriptor.count {
             return Err(Error::Corrupt(format!(

@@ -148,7 +148,7 @@ fn read(body: &Body, index: usize, operation: &Operation<'_>) -> Result<Transact
 
 /// True if the engine said no to this request, rather than that it could not say.
 fn refuses(e: &Error) -> bool {
-    !e.is_transient() && !matches!(e, Error::Corrupt(_))
+    !e.is_transient() && !matches!(e, Error::Corrupt(_) | Error::Encryption(_))
 }
 
 fn rolled_back(reason: &RolledBack) -> (&'static str, String) {

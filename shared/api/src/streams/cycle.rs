@@ -81,11 +81,9 @@ pub(crate) async fn commit(State(api): State<Api>, body: Body) -> Result<Respons
     let outcome = match read(&body, &request, query_id, partition_id) {
         Ok(cycle) => match api.engine().cycle(cycle).await {
             Ok(cycled) => Ok(cycled),
-            Err(
-                e @ (Error::Busy | Error::Unavailable(_) | Error::Unknown(_) | Error::Corrupt(_)),
-            ) => {
-                return Err(e.into());
-            }
+            // Nothing was decided: the client may send it again.
+            Err(e @ (Error::Corrupt(_) | Error::Encryption(_))) => return Err(e.into()),
+            Err(e) if e.is_transient() => return Err(e.into()),
             Err(e) => Err(e.to_string()),
         },
         Err(refusal) => Err(refusal),

@@ -17,5 +17,9 @@ mod doubt;
 mod maintenance;
 #[path = "../engine/produce.rs"]
 mod produce;
+#[path = "../engine/reads.rs"]
+mod reads;
+#[path = "../engine/traces.rs"]
+mod traces;
 #[path = "../engine/transactions.rs"]
 mod transactions;
