@@ -11,7 +11,10 @@ mod groups;
 mod lease;
 mod pop;
 mod push;
+mod reads;
 mod resources;
+mod system;
+mod traces;
 mod transaction;
 
 use axum::{
@@ -26,6 +29,9 @@ pub(crate) fn routes() -> Router<Api> {
     // A HEAD would be served by the GET handler, and a pop is no harmless read.
     let pop_only = |pop: axum::routing::MethodRouter<Api>| pop.head(error::method_not_allowed);
     Router::new()
+        .merge(reads::routes())
+        .merge(traces::routes())
+        .merge(system::routes())
         .route("/api/v1/configure", post(configure::configure))
         .route("/api/v1/push", post(push::push))
         .route("/api/v1/pop", pop_only(get(pop::discover)))
