@@ -9,6 +9,7 @@
 
 mod data;
 mod guard;
+mod key_file;
 mod landing;
 pub mod logging;
 pub mod options;

@@ -56,6 +56,16 @@ pub struct Serve {
     #[arg(long, env = "TIDEWHEEL_DATA", default_value = "data", value_name = "DIR")]
     pub data: PathBuf,
 
+    /// File with the master keys of streams that are encrypted at rest, the present key first
+    ///
+    /// Without this it is `encryption-keys` in the data folder, made when a stream is first encrypted.
+    #[arg(long, env = "TIDEWHEEL_ENCRYPTION_KEY_FILE", value_name = "FILE")]
+    pub encryption_key_file: Option<PathBuf>,
+
+    /// Publish the tables of streams that are encrypted at rest as well, as plain files
+    #[arg(long, env = "TIDEWHEEL_PUBLISH_ENCRYPTED")]
+    pub publish_encrypted: bool,
+
     /// Seconds between two rounds of publishing new records to the tables; 0 publishes only when stopping
     #[arg(long, env = "TIDEWHEEL_SEAL_EVERY", default_value = "10", value_name = "SECONDS", value_parser = seconds)]
     pub seal_every: Duration,
@@ -101,6 +111,8 @@ impl Default for Serve {
             insecure_listen: false,
             allow_origin: Vec::new(),
             data: PathBuf::from("data"),
+            encryption_key_file: None,
+            publish_encrypted: false,
             seal_every: Duration::from_secs(10),
             maintain_every: Duration::from_secs(60),
             default_subscription_mode: Subscription::New,

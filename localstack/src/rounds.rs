@@ -27,7 +27,8 @@ pub(crate) async fn seal(tables: Tables) -> Result<(), tidewheel_tables::Error> 
     }
 }
 
-/// Applies retention to all streams, and deletes the rest of deleted ones. A stream that fails does not stop the others.
+/// Applies retention to all streams, and deletes old traces and the rest of deleted streams. A stream that fails does
+/// not stop the others.
 ///
 /// Records that the table does not have yet are kept, whatever their age. Nothing is collected here: this store
 /// writes blobs and heads together, so it has none that no head names.
@@ -35,6 +36,10 @@ pub(crate) async fn maintain(engine: Engine, tables: Tables) -> Result<(), Error
     let swept = engine.sweep().await?;
     if swept > 0 {
         tracing::info!(partitions = swept, "deleted streams were swept");
+    }
+    let traces = engine.sweep_traces().await?;
+    if traces > 0 {
+        tracing::info!(traces, "old traces were deleted");
     }
     let mut failed = None;
     let mut after: Option<String> = None;
@@ -65,6 +70,12 @@ async fn retain(engine: &Engine, tables: &Tables, stream: &str) -> Result<u64, E
     if !info.options.expires() {
         return Ok(0);
     }
+    match tables.publishes(stream).await {
+        Ok(true) => {}
+        // Nothing waits to be published.
+        Ok(false) => return engine.retain(stream, None).await,
+        Err(e) => return Err(Error::Unavailable(e.to_string())),
+    }
     match tables.reach(stream).await {
         Ok(reach) => engine.retain(stream, Some(&|partition| reach.below(partition))).await,
         Err(tidewheel_tables::Error::StreamNotFound(_)) => Ok(0),
@@ -77,11 +88,47 @@ async fn retain(engine: &Engine, tables: &Tables, stream: &str) -> Result<u64, E
 mod tests {
     use std::sync::Arc;
 
-    use object_store::{memory::InMemory, path::Path};
-    use tidewheel_engine::{Configure, PartitionId, PushItem, Settings};
+    use futures_util::StreamExt;
+    use object_store::{ObjectStore, memory::InMemory, path::Path};
+    use tidewheel_engine::{Configure, MasterKeys, PartitionId, PushItem, SecretKey, Settings};
     use tidewheel_store::{Env, Memory};
 
     use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn an_encrypted_stream_has_no_table_unless_asked_for_and_its_retention_goes_on() {
+        let env = Env::simulated(1, 1_767_225_600_000_000, 0);
+        let keys = MasterKeys::new(vec![SecretKey::random(&env)]).unwrap();
+        let settings = Settings { keys: Some(Arc::new(keys)), ..Settings::default() };
+        let engine = Engine::new(Arc::new(Memory::new()), env.clone(), settings);
+        let files = Arc::new(InMemory::new());
+        let tables = |publish_encrypted| {
+            let settings = tidewheel_tables::Settings { publish_encrypted, ..Default::default() };
+            let files = Arc::clone(&files);
+            Tables::new(&engine, files, Path::default(), "file:///nowhere", settings)
+        };
+        let (closed, open) = (tables(false), tables(true));
+        let options = serde_json::json!({"encryptionEnabled": true, "maxWaitTimeSeconds": 60});
+        let configure = Configure {
+            options: options.as_object().cloned().unwrap_or_default(),
+            ..Configure::default()
+        };
+        let id = engine.configure("s", configure).await.unwrap().id;
+        let item = PushItem { stream: "s".into(), payload: "1".into(), ..PushItem::default() };
+        engine.push(vec![item.clone()]).await;
+        seal(closed.clone()).await.unwrap();
+        let listed: Vec<_> = files.list(None).collect().await;
+        assert!(listed.is_empty(), "{listed:?}");
+
+        env.sleep(std::time::Duration::from_secs(120)).await;
+        maintain(engine.clone(), closed).await.unwrap();
+        let partition = PartitionId::of(&id, tidewheel_engine::DEFAULT_PARTITION);
+        assert_eq!(engine.extent(&partition).await.unwrap().unwrap().floor, 1);
+
+        engine.push(vec![item]).await;
+        seal(open.clone()).await.unwrap();
+        assert_eq!(open.freshness("s").await.unwrap().rows, 1);
+    }
 
     #[tokio::test(start_paused = true)]
     async fn retention_takes_only_what_the_table_has() {

@@ -21,7 +21,7 @@ use axum::{
 use object_store::local::LocalFileSystem;
 use serde_json::json;
 use tidewheel_api::Api;
-use tidewheel_engine::Engine;
+use tidewheel_engine::{Engine, KeyProvider};
 use tidewheel_gateway::Gateway;
 use tidewheel_store::{Embedded, Env, Store, embedded};
 use tidewheel_tables::Tables;
@@ -35,6 +35,7 @@ use tokio::{
 use crate::{
     data::Data,
     guard::Guard,
+    key_file::KeyFile,
     landing::landing,
     options::Serve,
     rounds, schedule,
@@ -66,6 +67,14 @@ pub enum StartError {
     /// The store in the data folder cannot be opened.
     #[error(transparent)]
     Store(#[from] embedded::OpenError),
+    /// The keys of encrypted streams cannot be had, or are the wrong ones.
+    #[error("the key file {} cannot be used: {why}", path.display())]
+    Keys {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        why: String,
+    },
     /// The address is one that other machines can reach.
     #[error(
         "{0} can be reached by other machines, and nobody is asked who they are: listen on 127.0.0.1, \
@@ -121,11 +130,14 @@ impl Stack {
         let store: Arc<dyn Store> =
             Arc::new(Embedded::open(&data.store, embedded::Options::default())?);
 
+        let keys = KeyFile::open(&data.folder, options.encryption_key_file.as_deref())?;
         let settings = tidewheel_engine::Settings {
             default_subscription: options.default_subscription_mode.into(),
+            keys: Some(Arc::clone(&keys) as Arc<dyn KeyProvider>),
             ..Default::default()
         };
         let engine = Engine::new(store, Env::system(), settings);
+        keys.check(&engine).await?;
         let settings = tidewheel_gateway::Settings {
             max_replay: options.max_replay,
             max_backlog: options.max_backlog,
@@ -154,7 +166,10 @@ impl Stack {
             .map_err(|e| StartError::Data { folder: data.folder.clone(), source: e.into() })?
             .with_fsync(true);
         let uri = format!("file://{}", data.folder.display());
-        let settings = tidewheel_tables::Settings::default();
+        let settings = tidewheel_tables::Settings {
+            publish_encrypted: options.publish_encrypted,
+            ..Default::default()
+        };
         let root = object_store::path::Path::default();
         let tables = Tables::new(&engine, Arc::new(objects), root, &uri, settings);
 

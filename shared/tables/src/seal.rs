@@ -70,7 +70,15 @@ struct Found {
 }
 
 impl Tables {
-    /// Seals what is new in a stream.
+    /// True if a stream gets a table: it is not encrypted at rest, or the settings publish those as well.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub async fn publishes(&self, stream: &str) -> Result<bool, Error> {
+        Ok(self.inner.settings.publish_encrypted || !self.inner.source.encrypted(stream).await?)
+    }
+
+    /// Seals what is new in a stream, if it gets a table.
     ///
     /// # Errors
     /// [`Error::Conflict`] if another sealer was first, [`Error::Unknown`] if the outcome could not be found out;
@@ -79,6 +87,9 @@ impl Tables {
     pub async fn seal(&self, stream: &str) -> Result<Sealed, Error> {
         let inner = &*self.inner;
         let id = self.id(stream).await?;
+        if !self.publishes(stream).await? {
+            return Ok(Sealed { hinted: true, ..Sealed::default() });
+        }
         let lock = self.sealing(&id);
         let _sealing = lock.lock().await;
 

@@ -17,6 +17,10 @@ const LOOKUPS: usize = 16;
 pub trait Source: Send + Sync + 'static {
     /// The id of a stream, if it exists.
     async fn id(&self, stream: &str) -> Result<Option<Uuid>, Error>;
+    /// True if the stream's records are encrypted at rest.
+    async fn encrypted(&self, _stream: &str) -> Result<bool, Error> {
+        Ok(false)
+    }
     /// Makes a stream, unless it exists, and answers its id.
     async fn create(&self, stream: &str) -> Result<Uuid, Error>;
     /// Names of streams, in order, after one.
@@ -42,6 +46,10 @@ pub trait Source: Send + Sync + 'static {
 impl Source for Engine {
     async fn id(&self, stream: &str) -> Result<Option<Uuid>, Error> {
         Ok(Engine::stream(self, stream).await?.map(|s| s.id))
+    }
+
+    async fn encrypted(&self, stream: &str) -> Result<bool, Error> {
+        Ok(Engine::stream(self, stream).await?.is_some_and(|s| s.options.encryption_enabled))
     }
 
     async fn create(&self, stream: &str) -> Result<Uuid, Error> {

@@ -30,6 +30,9 @@ pub struct Settings {
     /// Snapshots that a table's metadata remembers, at least 1. Older ones can no longer be travelled to; every row
     /// stays in the current one.
     pub snapshots: usize,
+    /// Publishes the tables of streams that are encrypted at rest as well. A table's files are not encrypted, so that
+    /// such a stream has no table unless this is set.
+    pub publish_encrypted: bool,
 }
 
 impl Default for Settings {
@@ -39,6 +42,7 @@ impl Default for Settings {
             seal_bytes: 1 << 30,
             file_bytes: limits::FILE_BYTES,
             snapshots: limits::SNAPSHOTS,
+            publish_encrypted: false,
         }
     }
 }
