@@ -3,7 +3,9 @@
 
 mod bad_input;
 mod consume;
+mod operate;
 mod produce;
+mod reads;
 mod service;
 mod streams;
 mod support;
