@@ -11,26 +11,21 @@
 //! It never answers before the head names the segment, and never takes a lost reply for a failure: the segment's name
 //! in the head or a page is the proof.
 
-use std::{
-    collections::{BTreeSet, HashMap, VecDeque},
-    sync::Arc,
-};
+use std::{collections::BTreeSet, sync::Arc};
 
 use bytes::Bytes;
 use tidewheel_store::{
     Blob, Change, Commit, CommitError, Committed, Condition, Failed, Item, Value, Write,
 };
-use tokio::sync::oneshot;
 
 use crate::{
     Engine, Error, GroupId, PartitionId, Pushed, Uuid,
     encryption::Sealer,
     head::{Descriptor, Head, Placed, commit_token, id_bytes},
     keys, limits, message_id,
-    page::Page,
     segment::{self, Packed, Segment, TransactionId, id_hash},
     stream::StreamRecord,
-    view::{IdView, encode_page_ids},
+    view::IdView,
     warm::{Counts, Warm},
 };
 
@@ -154,7 +149,8 @@ impl Append {
                 return Ok(None);
             }
             if head.segments.len() >= limits::HEAD_SEGMENTS {
-                self.roll(view, &head).await?;
+                let window_us = self.stream.window_us();
+                self.engine.roll(&self.id, &head, view, window_us).await?;
                 continue;
             }
             return self.plan_append(&head, pinned).map(Some);
@@ -496,68 +492,8 @@ impl Append {
             .map(ToString::to_string)
     }
 
-    /// Moves the head's full list into an index page.
-    async fn roll(&mut self, view: &mut IdView, head: &Arc<Head>) -> Result<(), Error> {
-        let window_us = self.stream.window_us();
-        let mut ids = None;
-        if window_us > 0 {
-            view.sync(&self.engine, &self.id, head, head.tail, window_us).await?;
-            let mut runs = Vec::with_capacity(head.segments.len());
-            for placed in head.placed() {
-                let hashes = match view.hashes(placed.base) {
-                    Some(hashes) => hashes,
-                    None => {
-                        let segment = self.engine.segment(&self.id, &placed.descriptor).await?;
-                        segment.hashes.as_slice().into()
-                    }
-                };
-                runs.push((placed.descriptor.count, hashes));
-            }
-            ids = encode_page_ids(&runs)
-                .map(|body| Blob::fresh(segment::owner(&self.id), body, self.engine.env()));
-        }
-        let page = Page::of(head, ids.as_ref().map(|b| b.name.id.clone()));
-        let rolled = Write::update(
-            keys::head(&self.id),
-            vec![
-                Change::Set("base".into(), (head.tail as i64).into()),
-                Change::Set("base_us".into(), head.last_us().into()),
-                Change::Set("segs".into(), Value::List(Vec::new())),
-                Change::Add("gen".into(), 1),
-                Change::Set("gen_tail".into(), (head.tail as i64).into()),
-                Change::Remove("ids".into()),
-            ],
-        )
-        .when(Condition::Equals("tail".into(), (head.tail as i64).into()))
-        .when(Condition::Equals("base".into(), (head.base as i64).into()))
-        .when(Condition::Equals("gen".into(), head.generation.into()))
-        .when(Condition::LessThan(
-            "mark".into(),
-            ids.as_ref().and_then(|b| b.name.made_us()).unwrap_or(i64::MAX),
-        ));
-        let put =
-            Write::put(keys::page(&self.id, head.base), page.encode()).when(Condition::Absent);
-        let mut commit = Commit::all(vec![rolled.clone(), put]);
-        commit.blobs.extend(ids);
-        match self.engine.commit(commit).await {
-            Ok(_) => {
-                Counts::add(&self.engine.inner.counts.rolls, 1);
-                let item = rolled.apply(Some(&head.encode())).ok().flatten().flatten();
-                if let Some(item) = item {
-                    self.warm.learn(Arc::new(Head::decode(&self.id, &item)?));
-                }
-                Ok(())
-            }
-            // Rolled by somebody, perhaps by us; or the tail has moved. The head tells.
-            Err(CommitError::Conflict(_) | CommitError::Unknown(_)) => {
-                self.engine.head(&self.id).await.map(|_| ())
-            }
-            Err(e) => Err(e.into()),
-        }
-    }
-
     /// Commits alone until every record is decided.
-    async fn run(&mut self, view: &mut IdView) -> Result<(), Error> {
+    pub(crate) async fn run(&mut self, view: &mut IdView) -> Result<(), Error> {
         let mut doubt = None;
         let answer = self.run_until_decided(view, &mut doubt).await;
         Error::in_doubt(answer, doubt)
@@ -591,151 +527,5 @@ impl Append {
             }
         }
         Err(Error::Busy)
-    }
-}
-
-/// A caller's records that wait for their turn at a partition.
-struct Waiter {
-    stream: Arc<StreamRecord>,
-    candidates: Vec<Candidate>,
-    reply: oneshot::Sender<Result<Vec<Pushed>, Error>>,
-}
-
-/// Callers of one process that want into the same partition. While one commit is under way the others gather, and the
-/// next commit takes all of them in one segment.
-#[derive(Default)]
-pub(crate) struct Lane {
-    busy: bool,
-    waiting: VecDeque<Waiter>,
-}
-
-impl Engine {
-    /// Appends records to a partition, together with what other callers bring meanwhile.
-    pub(crate) async fn append(
-        &self,
-        stream: &Arc<StreamRecord>,
-        partition: &str,
-        candidates: Vec<Candidate>,
-    ) -> Result<Vec<Pushed>, Error> {
-        let warm = self.warm(&PartitionId::of(&stream.info.id, partition));
-        let (reply, answer) = oneshot::channel();
-        let idle = {
-            let mut lane = warm.lane.lock();
-            lane.waiting.push_back(Waiter { stream: Arc::clone(stream), candidates, reply });
-            !std::mem::replace(&mut lane.busy, true)
-        };
-        if idle {
-            // A task of its own: a caller that goes away must not take the others' commit with it.
-            tokio::spawn(drive(self.clone(), partition.to_owned(), warm));
-        }
-        answer
-            .await
-            .unwrap_or_else(|_| Err(Error::Unknown("the append was interrupted".to_owned())))
-    }
-}
-
-/// Commits what waits in a partition's lane until nothing does.
-async fn drive(engine: Engine, partition: String, warm: Arc<Warm>) {
-    let mut reopen = Reopen { warm: &warm, armed: true };
-    while let Some(batch) = next_batch(&warm) {
-        append_batch(&engine, &partition, &warm, batch).await;
-    }
-    reopen.armed = false;
-}
-
-/// Reopens a lane whose driver went away unfinished, so that the next caller drives it.
-struct Reopen<'a> {
-    warm: &'a Warm,
-    armed: bool,
-}
-
-impl Drop for Reopen<'_> {
-    fn drop(&mut self) {
-        if self.armed {
-            self.warm.lane.lock().busy = false;
-        }
-    }
-}
-
-/// Takes the callers at the front of the lane that fit in one segment and share a stream record; closes the lane when
-/// there are none.
-fn next_batch(warm: &Warm) -> Option<Vec<Waiter>> {
-    let mut lane = warm.lane.lock();
-    let first = lane.waiting.pop_front();
-    let Some(first) = first else {
-        lane.busy = false;
-        return None;
-    };
-    let size = |w: &Waiter| w.candidates.iter().map(|c| c.packed.payload.len()).sum::<usize>();
-    let mut bytes = size(&first);
-    let mut records = first.candidates.len();
-    let mut batch = vec![first];
-    while let Some(next) = lane.waiting.front() {
-        bytes += size(next);
-        records += next.candidates.len();
-        let fits = bytes <= limits::SEGMENT_BYTES / 8 && records <= limits::BATCH_RECORDS / 8;
-        if !fits || next.stream.info.id != batch[0].stream.info.id {
-            break;
-        }
-        batch.extend(lane.waiting.pop_front());
-    }
-    Some(batch)
-}
-
-async fn append_batch(engine: &Engine, partition: &str, warm: &Arc<Warm>, batch: Vec<Waiter>) {
-    // What the newest of them knows holds for all: a stream that is encrypted by now is so for the whole segment.
-    let Some(stream) = batch.iter().map(|w| &w.stream).max_by_key(|s| s.read_us).map(Arc::clone)
-    else {
-        return;
-    };
-    let dedup = stream.window_us() > 0;
-    // A repeat within the batch is a duplicate of the first, like any other.
-    let mut first_of: HashMap<String, usize> = HashMap::new();
-    let mut candidates = Vec::new();
-    let mut places: Vec<Vec<(usize, bool)>> = Vec::with_capacity(batch.len());
-    let mut replies = Vec::with_capacity(batch.len());
-    for waiter in batch {
-        let mut own = Vec::with_capacity(waiter.candidates.len());
-        if !dedup {
-            first_of.clear();
-        }
-        for candidate in waiter.candidates {
-            let at = candidates.len();
-            let id = candidate.packed.transaction_id.as_ref().map(ToString::to_string);
-            match id.map(|id| *first_of.entry(id).or_insert(at)) {
-                Some(first) if first != at => own.push((first, true)),
-                _ => {
-                    own.push((at, false));
-                    candidates.push(candidate);
-                }
-            }
-        }
-        places.push(own);
-        replies.push(waiter.reply);
-    }
-    let mut append = Append::new(engine, stream, partition, candidates);
-    let result = {
-        let mut view = warm.append.lock().await;
-        append.run(&mut view).await
-    };
-    let outcomes = append.outcomes();
-    for (reply, own) in replies.into_iter().zip(places) {
-        let answer = match &result {
-            Err(e) => Err(e.clone()),
-            Ok(()) => {
-                Ok(own.iter().map(|&(at, repeat)| answer_for(&outcomes[at], repeat)).collect())
-            }
-        };
-        // A caller that went away hears nothing; what it pushed is there all the same.
-        let _ = reply.send(answer);
-    }
-}
-
-fn answer_for(outcome: &Pushed, repeat: bool) -> Pushed {
-    match outcome {
-        Pushed::Queued { id, offset } if repeat => {
-            Pushed::Duplicate { id: Some(*id), offset: Some(*offset) }
-        }
-        other => other.clone(),
     }
 }

@@ -18,13 +18,14 @@
 //!
 //! | a request | module |
 //! |---|---|
-//! | push | `push`, then `append`: the conditional write, deduplication, rolling |
+//! | push | `push`, then `lane` (who waits shares a commit), `append` (the conditional write, deduplication), `roll` |
 //! | read by offset | `read`; `fetch` for many at once, `changed` for which partitions |
 //! | pop, long poll | `pop`; `group` for joining and the wake-up index |
 //! | ack, extend, dead letters | `ack`, `dead_letter` |
 //! | transaction | `transaction` |
 //! | query, state, cycle | `query`, `state`, `cycle`; `claim` for leases over nothing |
 //! | retention, collection, deletion | `maintain` |
+//! | counting what there is | `survey` |
 //! | traces | `trace` |
 //! | pausing pushes and pops | `switches` |
 //! | encryption at rest | `encryption` |
@@ -47,6 +48,7 @@ mod group;
 mod head;
 mod id;
 mod keys;
+mod lane;
 pub mod limits;
 mod maintain;
 mod model;
@@ -56,9 +58,11 @@ mod pop;
 mod push;
 mod query;
 mod read;
+mod roll;
 mod segment;
 mod state;
 mod stream;
+mod survey;
 mod switches;
 mod trace;
 mod transaction;
@@ -78,6 +82,7 @@ pub use crate::{
     maintain::Hold,
     model::*,
     options::StreamOptions,
+    survey::{StreamSurvey, Survey, SurveyFilter, Volume},
     switches::Switches,
     trace::{NewTrace, Trace, TraceName, TraceNames, TracesByName},
 };

@@ -22,11 +22,11 @@ use tokio::sync::{Notify, watch};
 
 use crate::{
     Counters, CursorId, Engine, Error, PartitionId, Settings, Uuid,
-    append::Lane,
     cursor::Cursor,
     encryption::{self, Keyring},
     group::GroupRecord,
     head::{Descriptor, Head},
+    lane::Lane,
     limits,
     page::Page,
     segment::{self, Segment},

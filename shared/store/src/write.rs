@@ -164,6 +164,7 @@ impl Write {
     }
 
     /// Bytes that the write carries, roughly: what it takes to hold it while it waits.
+    #[cfg(feature = "embedded")]
     pub(crate) fn carried_bytes(&self) -> usize {
         match &self.action {
             Action::Put(item) => item.size(),
