@@ -110,6 +110,15 @@ pub const FETCH_RECORDS: u64 = 10_000;
 /// Partitions in one page of those that have changed.
 pub const CHANGED_PARTITIONS: usize = 1000;
 
+/// Streams that a survey of all of them looks at.
+pub const SURVEY_STREAMS: usize = 10_000;
+
+/// Partitions that a survey looks at.
+pub const SURVEY_PARTITIONS: usize = 20_000;
+
+/// Index pages that a survey of times looks at.
+pub const SURVEY_PAGES: usize = 10_000;
+
 /// Hours after which a process takes a new data key for streams that are encrypted at rest.
 pub const DATA_KEY_HOURS: i64 = 1;
 

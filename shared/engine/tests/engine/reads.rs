@@ -183,3 +183,34 @@ async fn a_pass_lists_each_written_partition_once() {
     assert_eq!(f.engine.changed(&entry("s", "x")).await.unwrap(), Changed::BadCursor);
     assert_eq!(f.engine.changed(&entry("nowhere", "")).await.unwrap(), Changed::NoStream);
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_survey_counts_what_is_there_and_when_it_came() {
+    let f = Fixture::new();
+    for n in 0..100 {
+        f.push(&format!("p{}", n % 3), &["x", "y"]).await;
+        f.pass(60.0).await;
+    }
+    f.engine.push(vec![item("other.task", "p", "z")]).await;
+    let all = f.engine.survey(&SurveyFilter::default()).await.unwrap();
+    assert!(all.complete);
+    let counted: Vec<_> =
+        all.streams.iter().map(|s| (s.info.name.as_str(), s.partitions, s.records)).collect();
+    assert_eq!(counted, [("other.task", 1, 1), ("s", 3, 200)]);
+    assert_eq!(all.streams[1].last_us, Some(START_US + 99 * 60_000_000));
+    let labelled = SurveyFilter { task: Some("task".into()), ..SurveyFilter::default() };
+    assert_eq!(f.engine.survey(&labelled).await.unwrap().streams.len(), 1);
+
+    let named = SurveyFilter { stream: Some("s".into()), ..SurveyFilter::default() };
+    let hour = 3_600_000_000;
+    let volume = f.engine.volume(&named, START_US, START_US + 2 * hour, hour).await.unwrap();
+    assert!(volume.complete);
+    assert_eq!(
+        volume.points.into_iter().collect::<Vec<_>>(),
+        [(START_US, 120), (START_US + hour, 80)]
+    );
+    let minutes = (START_US + 600_000_000, START_US + 1_200_000_000);
+    let volume = f.engine.volume(&named, minutes.0, minutes.1, 60_000_000).await.unwrap();
+    assert_eq!(volume.points.len(), 10);
+    assert_eq!(volume.points.values().sum::<u64>(), 20);
+}
