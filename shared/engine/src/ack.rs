@@ -16,13 +16,13 @@ use crate::{
     cursor::{Cursor, write_token},
     dead_letter,
     head::Head,
-    limits,
+    letters, limits,
     stream::StreamRecord,
     warm::Counts,
 };
 
 /// Dead letters that one commit files; more are filed by further commits.
-const DEAD_LETTERS_AT_ONCE: usize = 50;
+const DEAD_LETTERS_AT_ONCE: usize = 45;
 
 /// Items of one call for one (partition, lease).
 struct Settlement<'a> {
@@ -224,14 +224,17 @@ impl Engine {
             let last = at + 1 == chunks.len();
             let mut after = if last { next.clone() } else { base.clone() };
             if !last {
-                after.advance(chunk[chunk.len() - 1].0 + 1);
+                after.advance(chunk[chunk.len() - 1].0 + 1, self.env().now_us());
             }
             after.version = base.version;
             after.stamp(token);
             let mut commit = Commit::one(after.write());
+            let mut filed = 0;
             for (offset, item) in *chunk {
-                self.file_dead_letter(&mut commit, stream, cursor, *offset, items[*item]).await?;
+                let ack = items[*item];
+                filed += self.file_dead_letter(&mut commit, stream, cursor, *offset, ack).await?;
             }
+            commit.writes.extend(letters::counted(stream, cursor, filed));
             base = after.clone();
             commits.push((commit, after));
         }
@@ -243,7 +246,8 @@ impl Engine {
         Ok(commits)
     }
 
-    /// Adds a dead letter to the commit that moves the cursor past it.
+    /// Adds a dead letter to the commit that moves the cursor past it; answers how many, which is 0 if there is nothing
+    /// left to keep. The caller counts them, once for each cursor of a commit.
     pub(crate) async fn file_dead_letter(
         &self,
         commit: &mut Commit,
@@ -251,11 +255,11 @@ impl Engine {
         cursor: &Cursor,
         offset: u64,
         ack: &Ack,
-    ) -> Result<(), Error> {
+    ) -> Result<i64, Error> {
         let head = self.head(&cursor.partition).await?.ok_or(Error::PartitionNotFound)?;
         let read = self.read_under(&cursor.partition, &head, offset, offset + 1, 1).await?;
         // Retention may have taken the record; then there is nothing left to keep.
-        let Some(record) = read.first() else { return Ok(()) };
+        let Some(record) = read.first() else { return Ok(0) };
         let reason = ack.error.as_deref().unwrap_or_default();
         let (write, blob) = dead_letter::encode(
             self,
@@ -267,9 +271,10 @@ impl Engine {
             self.env().now_us(),
         )
         .await?;
+        commit.writes.push(letters::by_message(&cursor.partition, record, &write.key));
         commit.writes.push(write);
         commit.blobs.extend(blob);
-        Ok(())
+        Ok(1)
     }
 
     /// Finds the offsets that transaction ids mean: first in what was delivered and is not done, then below it.
@@ -291,6 +296,12 @@ impl Engine {
         let mut missing = open.len();
         let end = cursor.delivered.min(head.tail);
         let start = cursor.committed.clamp(head.floor, end);
+        if let Some(newest) = cursor.lease.as_ref().filter(|l| l.newest && l.end > start) {
+            // The one record that was delivered; one below it may have the same id.
+            let to = newest.end.min(end);
+            self.search(partition, &head, to.saturating_sub(1), to, &mut open, &mut missing)
+                .await?;
+        }
         self.search(partition, &head, start, end, &mut open, &mut missing).await?;
         let mut below = start;
         while missing > 0 && below > head.floor && start - below < LOOK_BACK {
@@ -415,14 +426,22 @@ pub(crate) fn decide(
     let limit = u32::try_from(options.retry_limit.max(0)).unwrap_or(u32::MAX);
     let mut held = false;
     let mut spent = false;
+    // Where a group conflates, one record was delivered for all below it: they wait with it, and are done with it.
+    let newest = cursor.lease.as_ref().filter(|l| l.newest).map(|l| l.end.saturating_sub(1));
+    let mut conflated = None;
     for (&offset, &(verdict, at)) in &open {
         match verdict {
             Verdict::Completed => {
-                next.advance(offset + 1);
+                if newest == Some(offset) {
+                    conflated = Some((at, offset - cursor.committed));
+                }
+                next.advance(offset + 1, now_us);
                 continue;
             }
             Verdict::Retry => {
-                next.advance(offset);
+                if newest != Some(offset) {
+                    next.advance(offset, now_us);
+                }
                 held = true;
                 break;
             }
@@ -430,7 +449,9 @@ pub(crate) fn decide(
                 // One counter for each cursor: it is reset when a batch completes or poison is settled. Once a try
                 // is over budget, the rest of a failed batch is settled with it.
                 if !spent && cursor.failures < limit {
-                    next.advance(offset);
+                    if newest != Some(offset) {
+                        next.advance(offset, now_us);
+                    }
                     next.failures = cursor.failures + 1;
                     held = true;
                     break;
@@ -444,7 +465,7 @@ pub(crate) fn decide(
             Verdict::DeadLetter => dead.push((offset, at)),
         }
         held = true;
-        next.advance(offset + 1);
+        next.advance(offset + 1, now_us);
     }
     if held {
         // What is left comes again at once.
@@ -457,6 +478,7 @@ pub(crate) fn decide(
     for (at, item) in acked.iter_mut().enumerate() {
         item.lease_released = released && item.error.is_none();
         let offset = offsets[at];
+        item.conflated = conflated.filter(|(of, _)| *of == at).map(|(_, n)| n);
         item.dead_lettered = item.error.is_none() && dead.iter().any(|(o, _)| Some(*o) == offset);
     }
     Ok(Settled { next: Some(next), acked, dead })

@@ -260,6 +260,7 @@ fn granted_nothing(cursor: &Cursor, tail: u64, lease: &str, until_us: i64) -> Cu
     next.committed = cursor.committed.max(tail);
     next.delivered = next.delivered.max(next.committed);
     next.epoch += 1;
-    next.lease = Some(Lease { token: lease.to_owned(), end: next.committed, until_us });
+    next.lease =
+        Some(Lease { token: lease.to_owned(), end: next.committed, until_us, newest: false });
     next
 }

@@ -7,10 +7,11 @@
 //! | `version` | counts every write; every write is conditional on it |
 //! | `epoch` | counts leases granted |
 //! | `lease` `lease_end` `lease_until` | token of the live lease, the end of its batch, when it lapses (µs); absent without one |
+//! | `lease_newest` | true if only the newest record of the batch was delivered: the group conflates |
 //! | `delivered` | every offset below was delivered at least once |
 //! | `attempt` | deliveries of the batch at `committed` so far |
 //! | `failures` | tries charged for the record at `committed` |
-//! | `consumed` | records done, in all |
+//! | `consumed` `consumed_us` | records done, in all, and when the last of them was, µs (0: none was) |
 //! | `recent` | tokens of the last writes, to resolve a lost reply |
 //!
 //! A lease is for liveness; safety is the version. A worker whose lease lapsed and was granted anew finds another
@@ -34,6 +35,8 @@ pub(crate) struct Lease {
     pub(crate) token: String,
     pub(crate) end: u64,
     pub(crate) until_us: i64,
+    /// Only the newest record of the batch was delivered.
+    pub(crate) newest: bool,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -51,6 +54,7 @@ pub(crate) struct Cursor {
     pub(crate) attempt: u32,
     pub(crate) failures: u32,
     pub(crate) consumed: u64,
+    pub(crate) consumed_us: i64,
     recent: Vec<String>,
 }
 
@@ -76,6 +80,7 @@ impl Cursor {
             attempt: 0,
             failures: 0,
             consumed: 0,
+            consumed_us: 0,
             recent: Vec::new(),
         }
     }
@@ -92,11 +97,15 @@ impl Cursor {
             .with("delivered", self.delivered as i64)
             .with("attempt", i64::from(self.attempt))
             .with("failures", i64::from(self.failures))
-            .with("consumed", self.consumed as i64);
+            .with("consumed", self.consumed as i64)
+            .with("consumed_us", self.consumed_us);
         if let Some(lease) = &self.lease {
             item.set("lease", lease.token.as_str());
             item.set("lease_end", lease.end as i64);
             item.set("lease_until", lease.until_us);
+            if lease.newest {
+                item.set("lease_newest", true);
+            }
         }
         if !self.recent.is_empty() {
             item.set(
@@ -119,6 +128,7 @@ impl Cursor {
                     token: token.to_owned(),
                     end: count("lease_end")?,
                     until_us: item.int("lease_until")?,
+                    newest: item.get("lease_newest").is_some(),
                 }),
             };
             let text = |v: &Value| if let Value::Str(s) = v { Some(s.clone()) } else { None };
@@ -136,6 +146,7 @@ impl Cursor {
                 attempt: small("attempt")?,
                 failures: small("failures")?,
                 consumed: count("consumed")?,
+                consumed_us: item.int("consumed_us").unwrap_or_default(),
                 recent: item.list("recent").iter().map(text).collect::<Option<_>>()?,
             })
         };
@@ -160,9 +171,12 @@ impl Cursor {
     }
 
     /// Moves forward to an offset; what lies between is done. Ends the lease at its end.
-    pub(crate) fn advance(&mut self, to: u64) {
+    pub(crate) fn advance(&mut self, to: u64, now_us: i64) {
         debug_assert!(to >= self.committed);
-        self.consumed += to - self.committed;
+        if to > self.committed {
+            self.consumed += to - self.committed;
+            self.consumed_us = now_us;
+        }
         self.committed = to;
         self.delivered = self.delivered.max(to);
         if self.lease.as_ref().is_some_and(|l| l.end <= to) {

@@ -315,13 +315,14 @@ impl Engine {
         };
         let lease = LeaseId::parse(&ack.lease_id).ok_or(Error::Lease)?;
         let cursor = cursor.ok_or(Error::Lease)?;
-        let end = cursor.held(&lease.token, self.env().now_us())?.end;
+        let now_us = self.env().now_us();
+        let end = cursor.held(&lease.token, now_us)?.end;
         let mut next = (*cursor).clone();
         let acked = if !ack.completed {
             next.lease = None;
             (0, true)
         } else if cycle.release_lease {
-            next.advance(end);
+            next.advance(end, now_us);
             next.lease = None;
             (ack.count, true)
         } else {
@@ -331,8 +332,8 @@ impl Engine {
             let to = from.saturating_add(ack.count).min(end);
             // The caller asked to keep the lease, also at its end: a claim's batch is empty from the start.
             let lease = next.lease.clone();
-            next.advance(from);
-            next.advance(to);
+            next.advance(from, now_us);
+            next.advance(to, now_us);
             next.lease = lease;
             (to - from, false)
         };

@@ -147,7 +147,7 @@ impl Engine {
         Ok(found)
     }
 
-    async fn decode_dead_letter(
+    pub(crate) async fn decode_dead_letter(
         &self,
         stream: &StreamRecord,
         id: &str,

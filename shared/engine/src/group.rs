@@ -34,32 +34,33 @@ pub(crate) struct GroupRecord {
     stream_id: Uuid,
     /// The stream's version that its joining made.
     joined: i64,
-    joined_us: i64,
-    mode: SubscriptionMode,
+    pub(crate) joined_us: i64,
+    pub(crate) mode: SubscriptionMode,
+    /// Only the newest record of a partition is delivered.
+    pub(crate) conflation: bool,
     /// Partitions up to this id are visited; `None` when all that were there are.
     scan: Option<String>,
 }
 
 impl GroupRecord {
     fn encode(&self) -> Item {
-        let (mode, from_us) = match self.mode {
-            SubscriptionMode::All => ("all", 0),
-            SubscriptionMode::New => ("new", 0),
-            SubscriptionMode::From(us) => ("from", us),
-        };
+        let (mode, from_us) = encode_mode(self.mode);
         let mut item = Item::new()
             .with("gid", self.id.0.to_string())
             .with("joined", self.joined)
             .with("joined_us", self.joined_us)
             .with("mode", mode)
             .with("from_us", from_us);
+        if self.conflation {
+            item.set("conflation", true);
+        }
         if let Some(scan) = &self.scan {
             item.set("scan", scan.as_str());
         }
         item
     }
 
-    fn decode(stream_id: Uuid, name: &str, item: &Item) -> Result<Self, Error> {
+    pub(crate) fn decode(stream_id: Uuid, name: &str, item: &Item) -> Result<Self, Error> {
         let read = || {
             Some(Self {
                 id: GroupId(Uuid::parse(item.str("gid")?)?),
@@ -73,14 +74,32 @@ impl GroupRecord {
                     "from" => SubscriptionMode::From(item.int("from_us")?),
                     _ => return None,
                 },
+                conflation: item.get("conflation").is_some(),
                 scan: item.str("scan").map(str::to_owned),
             })
         };
         read().ok_or_else(|| Error::Corrupt(format!("record of group `{name}`")))
     }
 
-    fn cache_key(&self) -> (String, String) {
+    /// Where a group begins holds for those that begin while it is so.
+    fn unchanged(&self) -> Write {
+        let (mode, from_us) = encode_mode(self.mode);
+        Write::check(keys::group(&self.stream_id, &self.name))
+            .when(Condition::Equals("gid".into(), self.id.0.to_string().into()))
+            .when(Condition::Equals("mode".into(), mode.into()))
+            .when(Condition::Equals("from_us".into(), from_us.into()))
+    }
+
+    pub(crate) fn cache_key(&self) -> (String, String) {
         (self.stream_id.simple(), self.name.clone())
+    }
+}
+
+pub(crate) fn encode_mode(mode: SubscriptionMode) -> (&'static str, i64) {
+    match mode {
+        SubscriptionMode::All => ("all", 0),
+        SubscriptionMode::New => ("new", 0),
+        SubscriptionMode::From(us) => ("from", us),
     }
 }
 
@@ -111,12 +130,13 @@ impl Engine {
         Ok(Some(record))
     }
 
-    /// A group's record; the group joins if it has not. Its mode counts only then.
+    /// A group's record; the group joins if it has not. Its mode, and whether it conflates, count only then.
     pub(crate) async fn ensure_group(
         &self,
         stream: &mut Arc<StreamRecord>,
         group: &str,
         mode: SubscriptionMode,
+        conflation: bool,
     ) -> Result<Arc<GroupRecord>, Error> {
         Error::check_name("the group's name", group)?;
         for _ in 0..limits::COMMIT_ATTEMPTS {
@@ -126,7 +146,7 @@ impl Engine {
                 }
                 return self.continue_visits(stream, record, 1, false).await;
             }
-            if let Some(record) = self.join(stream, group, mode).await? {
+            if let Some(record) = self.join(stream, group, mode, conflation).await? {
                 return self.continue_visits(stream, record, VISIT_STEPS_AT_ONCE, true).await;
             }
         }
@@ -139,6 +159,7 @@ impl Engine {
         stream: &mut Arc<StreamRecord>,
         group: &str,
         mode: SubscriptionMode,
+        conflation: bool,
     ) -> Result<Option<Arc<GroupRecord>>, Error> {
         if stream.groups.len() >= limits::GROUPS {
             return Err(Error::Limit {
@@ -155,6 +176,7 @@ impl Engine {
             joined,
             joined_us: self.env().now_us(),
             mode: if group == QUEUE_MODE_GROUP { SubscriptionMode::All } else { mode },
+            conflation: conflation && group != QUEUE_MODE_GROUP,
             scan: Some("!".to_owned()), // sorts before every partition id
         };
         let joins = Write::update(
@@ -237,6 +259,8 @@ impl Engine {
         registering: bool,
     ) -> Result<Option<Arc<Cursor>>, Error> {
         let id = CursorId::of(&group.id, partition);
+        let mut reread;
+        let mut group = group;
         for _ in 0..limits::COMMIT_ATTEMPTS {
             if let Some(cursor) = self.reread_cursor(&id).await? {
                 return Ok(Some(cursor));
@@ -246,8 +270,7 @@ impl Engine {
             let cursor = Cursor::new(group, &stream.info.name, *partition, start);
             let writes = vec![
                 Write::put(keys::cursor(&id), cursor.encode()).when(Condition::Absent),
-                Write::check(keys::group(&stream.info.id, &group.name))
-                    .when(Condition::Equals("gid".into(), group.id.0.to_string().into())),
+                group.unchanged(),
                 self.ready_put(&group.id, partition),
             ];
             match self.commit(Commit::all(writes)).await {
@@ -257,9 +280,17 @@ impl Engine {
                     return Ok(Some(cursor));
                 }
                 Err(CommitError::Conflict(failed)) => {
-                    if failed.iter().any(|f| f.write == 1) {
+                    if let Some(f) = failed.iter().find(|f| f.write == 1) {
                         self.inner.groups.remove(&group.cache_key());
-                        return Err(Error::GroupNotFound(group.name.clone()));
+                        let gone = || Error::GroupNotFound(group.name.clone());
+                        let item = f.current.as_ref().ok_or_else(gone)?;
+                        let now = GroupRecord::decode(group.stream_id, &group.name, item)?;
+                        if now.id != group.id {
+                            return Err(gone());
+                        }
+                        // It begins elsewhere since.
+                        reread = now;
+                        group = &reread;
                     }
                 }
                 Err(CommitError::Unknown(_)) => {}
@@ -270,7 +301,7 @@ impl Engine {
     }
 
     /// Where a group begins on a partition.
-    async fn start(
+    pub(crate) async fn start(
         &self,
         group: &GroupRecord,
         partition: &PartitionId,
@@ -356,7 +387,7 @@ impl Engine {
         limit: usize,
     ) -> Result<Vec<PartitionId>, Error> {
         let Some(mut record) = self.stream_record(stream).await? else { return Ok(Vec::new()) };
-        let group = self.ensure_group(&mut record, group, SubscriptionMode::All).await?;
+        let group = self.ensure_group(&mut record, group, SubscriptionMode::All, false).await?;
         Ok(self.ready_entries(&group.id, limit).await?.into_iter().map(|(id, _)| id).collect())
     }
 
@@ -393,7 +424,7 @@ impl Engine {
         let missing = || Error::StreamNotFound(stream.to_owned());
         let mut record = self.reread_stream(stream).await?.ok_or_else(missing)?;
         // A group that has not joined does so now, so that the position holds when it first pops.
-        let group = self.ensure_group(&mut record, group, SubscriptionMode::All).await?;
+        let group = self.ensure_group(&mut record, group, SubscriptionMode::All, false).await?;
         let mut moved = 0;
         let mut after: Option<PartitionId> = None;
         loop {

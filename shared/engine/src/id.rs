@@ -203,6 +203,20 @@ pub fn message_id(partition: &PartitionId, offset: u64, time_us: i64) -> Uuid {
     Uuid(bytes)
 }
 
+/// The offset that a message id of this partition carries; `None` for another text.
+pub(crate) fn offset_of_message(partition: &PartitionId, text: &str) -> Option<u64> {
+    let bytes = *Uuid::parse(text)?.as_bytes();
+    let mut ms = [0; 8];
+    ms[2..].copy_from_slice(&bytes[..6]);
+    let high12 = u128::from(u16::from_be_bytes([bytes[6], bytes[7]]) & 0x0fff);
+    let mut low = [0; 8];
+    low.copy_from_slice(&bytes[8..]);
+    let low62 = u128::from(u64::from_be_bytes(low) & ((1 << 62) - 1));
+    let offset = ((high12 << 62 | low62) >> PARTITION_BITS) as u64;
+    let time_us = i64::try_from(u64::from_be_bytes(ms)).ok()?.checked_mul(1000)?;
+    (message_id(partition, offset, time_us).as_bytes() == &bytes).then_some(offset)
+}
+
 fn first_eight(bytes: &[u8]) -> [u8; 8] {
     let mut out = [0; 8];
     out.copy_from_slice(&bytes[..8]);
@@ -231,6 +245,9 @@ mod tests {
         let id = message_id(&a, 123_456_789, 1_764_000_000_123_456);
         assert_ne!(id, message_id(&b, 123_456_789, 1_764_000_000_123_456));
         assert_eq!(Uuid::parse(&id.to_string()), Some(id));
+        assert_eq!(offset_of_message(&a, &id.to_string()), Some(123_456_789));
+        assert_eq!(offset_of_message(&b, &id.to_string()), None);
+        assert_eq!(offset_of_message(&a, "no id"), None);
         assert_eq!(id.to_string().as_bytes()[14], b'7');
         assert_eq!(&id.to_string()[..13], "019ab697-e87b");
     }

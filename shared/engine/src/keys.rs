@@ -3,7 +3,7 @@
 //! | kind | pk | sk | attributes | conditions |
 //! |---|---|---|---|---|
 //! | stream | `s#<stream>` | `stream` | `id` `namespace` `task` `options` (JSON) `created_us` `version` `groups` (set of group ids, simple) | absent; version equals; groups shorter than |
-//! | group | `g#<stream id>` | `<group>` | `gid` `joined` (version at which it joined) `mode` `from_us` `joined_us` `scan` (partitions up to here are visited; absent when all are) | absent; gid equals; scan equals |
+//! | group | `g#<stream id>` | `<group>` | `gid` `joined` (version at which it joined) `mode` `from_us` `joined_us` `conflation` `scan` (partitions up to here are visited; absent when all are) | absent; gid, mode, from_us equal; scan equals |
 //! | stream list | `streams` | `<stream>` | none | none |
 //! | gone streams | `gone` | `<stream id>` | `name` `groups`: what is still to be swept | none |
 //! | partition list | `sp#<stream id>` | `<partition id>` | `name` | none |
@@ -11,7 +11,9 @@
 //! | index page | `p#<partition id>` | `page#<base, 16 hex digits>` | see [`crate::page`] | absent |
 //! | cursor | `c#<cursor id>` | `cursor` | see [`crate::cursor`] | absent; epoch equals; lease equals |
 //! | ready entry | `r#<group id>` | `<partition id>` | `version` (chance) | version equals |
-//! | dead letter | `d#<stream id>` | `<failed_us, 16 hex>#<partition id>#<offset, 16 hex>#<group id>` | see [`crate::dead_letter`] | none |
+//! | dead letter | `d#<stream id>` | `<failed_us, 16 hex>.<partition id>.<offset, 16 hex>.<group id>` | see [`crate::dead_letter`] | exists |
+//! | dead letter by message | `dx#<partition id>` | `<hash of the transaction id, 16 hex>#<dead letter>` | `listed` | none |
+//! | number of dead letters | `dc#<stream id>` | `<partition id>#<group>` | `letters` | letters equals |
 //! | query | `q#<query id>` | `query` | `name` `hash` `source` `sink` `created_us` `version` | absent; version equals |
 //! | state head | `qs#<query id>#<shard>` | `<partition id>` | see [`crate::state`] | absent; seq equals |
 //! | master keys | `encryption` | `<master key id>` | `since_us`: something may be sealed under it | absent |
@@ -110,7 +112,23 @@ pub(crate) fn dead_letter(
     group: &GroupId,
 ) -> Key {
     let group = group.0.simple();
-    Key::new(dead_letters_pk(stream), format!("{failed_us:016x}#{partition}#{offset:016x}#{group}"))
+    Key::new(dead_letters_pk(stream), format!("{failed_us:016x}.{partition}.{offset:016x}.{group}"))
+}
+
+pub(crate) fn letters_by_message_pk(partition: &PartitionId) -> String {
+    format!("dx#{partition}")
+}
+
+pub(crate) fn letter_by_message(partition: &PartitionId, id_hash: u64, letter: &str) -> Key {
+    Key::new(letters_by_message_pk(partition), format!("{id_hash:016x}#{letter}"))
+}
+
+pub(crate) fn letter_counts_pk(stream: &Uuid) -> String {
+    format!("dc#{stream}")
+}
+
+pub(crate) fn letter_count(stream: &Uuid, partition: &PartitionId, group: &str) -> Key {
+    Key::new(letter_counts_pk(stream), format!("{partition}#{group}"))
 }
 
 pub(crate) fn query(id: &Uuid) -> Key {

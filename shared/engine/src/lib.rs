@@ -21,7 +21,8 @@
 //! | push | `push`, then `lane` (who waits shares a commit), `append` (the conditional write, deduplication), `roll` |
 //! | read by offset | `read`; `fetch` for many at once, `changed` for which partitions |
 //! | pop, long poll | `pop`; `group` for joining and the wake-up index |
-//! | ack, extend, dead letters | `ack`, `dead_letter` |
+//! | how far groups have come | `standing` |
+//! | ack, extend, dead letters | `ack`, `dead_letter`; `letters` finds, counts, replays and deletes them |
 //! | transaction | `transaction` |
 //! | query, state, cycle | `query`, `state`, `cycle`; `claim` for leases over nothing |
 //! | retention, collection, deletion | `maintain` |
@@ -49,6 +50,7 @@ mod head;
 mod id;
 mod keys;
 mod lane;
+mod letters;
 pub mod limits;
 mod maintain;
 mod model;
@@ -60,6 +62,7 @@ mod query;
 mod read;
 mod roll;
 mod segment;
+mod standing;
 mod state;
 mod stream;
 mod survey;

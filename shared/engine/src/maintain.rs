@@ -285,6 +285,7 @@ impl Engine {
                         self.delete_cursor(group, &partition).await?;
                     }
                     self.delete_all(&keys::partition_pk(&partition)).await?;
+                    self.delete_all(&keys::letters_by_message_pk(&partition)).await?;
                     self.delete_owner(&segment::owner(&partition)).await?;
                     swept += 1;
                 }
@@ -296,6 +297,7 @@ impl Engine {
         }
         self.delete_all(&keys::groups_pk(stream)).await?;
         self.delete_all(&keys::dead_letters_pk(stream)).await?;
+        self.delete_all(&keys::letter_counts_pk(stream)).await?;
         self.delete_owner(&crate::dead_letter::owner(stream)).await?;
         self.delete_item(Write::delete(keys::gone(stream))).await?;
         Ok(swept)

@@ -145,6 +145,130 @@ pub enum SubscriptionMode {
     From(i64),
 }
 
+/// A group of a stream as it registered.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GroupInfo {
+    /// Its name.
+    pub name: String,
+    /// Where it starts on partitions that it has not come to.
+    pub mode: SubscriptionMode,
+    /// When it joined, µs.
+    pub joined_us: i64,
+    /// It is given only the newest record of a partition.
+    pub conflation: bool,
+}
+
+/// A lease that is held.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Held {
+    /// The lease's token: the beginning of its id.
+    pub token: String,
+    /// The offset at which its batch ends.
+    pub end: u64,
+    /// When it lapses, µs.
+    pub until_us: i64,
+}
+
+/// How far a group has come on a partition.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Position {
+    /// Every offset below is done.
+    pub committed: u64,
+    /// The batch that is out.
+    pub held: Option<Held>,
+    /// Tries charged for the record at `committed`.
+    pub failures: u32,
+    /// Records done, in all.
+    pub consumed: u64,
+    /// When the last of them was done, µs; `None` if none was.
+    pub consumed_us: Option<i64>,
+}
+
+impl Position {
+    /// Records of the batch that is out.
+    pub fn processing(&self) -> u64 {
+        self.held.as_ref().map_or(0, |h| h.end.saturating_sub(self.committed))
+    }
+}
+
+/// A group on a partition: `position` is `None` where it has not come to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GroupPosition {
+    /// The group.
+    pub group: Arc<GroupInfo>,
+    /// How far it has come.
+    pub position: Option<Position>,
+}
+
+/// A partition, how far it reaches, and how far groups have come on it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Standing {
+    /// The partition.
+    pub partition: PartitionInfo,
+    /// Offsets that can be read.
+    pub extent: Extent,
+    /// The served time of the last record, µs.
+    pub last_us: i64,
+    /// Bytes of the segments that can be read; `None` where that would cost a read of index pages.
+    pub bytes: Option<u64>,
+    /// Segments in the partition's head.
+    pub segments: usize,
+    /// The groups.
+    pub groups: Vec<GroupPosition>,
+}
+
+/// Records of a partition by what is left to do with them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Backlog {
+    /// Records that can be read.
+    pub total: u64,
+    /// Not done and not out with a consumer.
+    pub pending: u64,
+    /// Out with a consumer.
+    pub processing: u64,
+    /// Done.
+    pub completed: u64,
+}
+
+impl std::ops::AddAssign for Backlog {
+    fn add_assign(&mut self, other: Self) {
+        self.total += other.total;
+        self.pending += other.pending;
+        self.processing += other.processing;
+        self.completed += other.completed;
+    }
+}
+
+impl Standing {
+    /// Records that a group has yet to finish, those that are out with a consumer included. A group that has not come
+    /// here owes all that can be read.
+    pub fn owed(&self, position: Option<&Position>) -> u64 {
+        let Extent { floor, tail } = self.extent;
+        tail.saturating_sub(position.map_or(floor, |p| p.committed.max(floor)))
+    }
+
+    /// The first offset that a group has yet to finish; `None` if there is none.
+    pub fn next_owed(&self, position: Option<&Position>) -> Option<u64> {
+        Some(self.extent.tail - self.owed(position)).filter(|o| *o < self.extent.tail)
+    }
+
+    /// The group that owes most.
+    pub fn slowest(&self) -> Option<&GroupPosition> {
+        self.groups.iter().max_by_key(|g| self.owed(g.position.as_ref()))
+    }
+
+    /// The backlog as the slowest group sees it; without a group, everything is pending.
+    pub fn backlog(&self) -> Backlog {
+        let total = self.extent.tail - self.extent.floor;
+        let Some(slowest) = self.slowest() else {
+            return Backlog { total, pending: total, ..Backlog::default() };
+        };
+        let owed = self.owed(slowest.position.as_ref());
+        let processing = slowest.position.as_ref().map_or(0, Position::processing).min(owed);
+        Backlog { total, pending: owed - processing, processing, completed: total - owed }
+    }
+}
+
 /// What to pop from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PopTarget {
@@ -188,6 +312,9 @@ pub struct Pop {
     pub auto_ack: bool,
     /// Where the group starts if it is new. Ignored by the queue-mode group, which starts at the oldest.
     pub mode: SubscriptionMode,
+    /// Whether only the newest record of each partition is wanted. What a group says when it joins holds ever after;
+    /// `None` takes that, and is no for a new group.
+    pub conflation: Option<bool>,
 }
 
 /// A message as a consumer gets it.
@@ -210,6 +337,10 @@ pub struct Popped {
     pub messages: Vec<Message>,
     /// Partitions they come from.
     pub partitions: usize,
+    /// Each message is the newest of its partition, and stands for all that wait there.
+    pub conflation: bool,
+    /// The pop asked for another conflation than the group has; the group's was applied.
+    pub conflation_conflict: bool,
 }
 
 /// What a consumer says of a message.
@@ -251,6 +382,8 @@ pub struct Acked {
     pub dead_lettered: bool,
     /// It had been done before.
     pub noop: bool,
+    /// Records that were done with it without having been delivered, because the group conflates.
+    pub conflated: Option<u64>,
 }
 
 /// An extended lease.
@@ -279,6 +412,29 @@ pub struct DeadLetter {
     pub failures: u32,
     /// When, µs.
     pub failed_us: i64,
+}
+
+/// What became of a dead letter that was to be replayed.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Replayed {
+    /// It is a record at the end of its partition again, and no dead letter any more.
+    Pushed {
+        /// The dead letter as it was.
+        letter: Box<DeadLetter>,
+        /// The transaction id of the record.
+        transaction_id: String,
+        /// The record's id.
+        id: crate::Uuid,
+        /// Its offset.
+        offset: u64,
+    },
+    /// A record of this transaction id was pushed before; the dead letter stays.
+    Duplicate {
+        /// The transaction id.
+        transaction_id: String,
+    },
+    /// There is no such dead letter.
+    Missing,
 }
 
 /// A registered query.

@@ -36,6 +36,8 @@ struct Want {
     partitions: usize,
     lease_seconds: Option<i64>,
     auto_ack: bool,
+    /// A batch that is not full may wait for more until this time, µs.
+    linger_until_us: i64,
 }
 
 /// What a look at one partition gave.
@@ -58,9 +60,37 @@ struct Found {
     messages: Vec<Message>,
     /// When another look may find something, µs.
     due_us: Option<i64>,
+    conflation: Conflation,
+}
+
+/// What groups said about conflation, and what was asked for.
+#[derive(Default)]
+struct Conflation {
+    asked: Option<bool>,
+    groups: usize,
+    applied: bool,
+    conflict: bool,
+}
+
+impl Conflation {
+    fn met(&mut self, group: &GroupRecord) {
+        self.groups += 1;
+        self.applied |= group.conflation;
+        self.conflict |= self.asked.is_some_and(|asked| asked != group.conflation);
+    }
+
+    /// Where no group was met, the wish holds.
+    fn applies(&self) -> bool {
+        self.applied || self.groups == 0 && self.asked == Some(true)
+    }
 }
 
 impl Found {
+    fn nothing(pop: &Pop) -> Self {
+        let conflation = Conflation { asked: pop.conflation, ..Conflation::default() };
+        Self { conflation, ..Self::default() }
+    }
+
     fn due(&mut self, at_us: i64) {
         self.due_us = Some(self.due_us.map_or(at_us, |d| d.min(at_us)));
     }
@@ -72,7 +102,13 @@ impl Found {
         } else {
             LeaseId { token: self.token, cursors: self.cursors }.to_string()
         };
-        Popped { lease_id, messages: self.messages, partitions }
+        Popped {
+            lease_id,
+            messages: self.messages,
+            partitions,
+            conflation: self.conflation.applies(),
+            conflation_conflict: self.conflation.conflict,
+        }
     }
 }
 
@@ -105,7 +141,8 @@ impl Engine {
             woken.as_mut().enable();
             // While pops are paused a pop finds nothing, however much there is.
             let paused = self.known_switches().await?.pop_paused;
-            let found = if paused { Found::default() } else { self.look(&pop).await? };
+            let found =
+                if paused { Found::nothing(&pop) } else { self.look(&pop, deadline_us).await? };
             if !found.messages.is_empty() {
                 Counts::add(&counts.records_popped, found.messages.len());
                 return Ok(found.into_popped());
@@ -113,7 +150,7 @@ impl Engine {
             let now_us = self.env().now_us();
             if now_us >= deadline_us {
                 Counts::add(&counts.pops_empty, 1);
-                return Ok(Popped::default());
+                return Ok(Found { conflation: found.conflation, ..Found::default() }.into_popped());
             }
             let mut nap_us =
                 (deadline_us - now_us).min(self.settings().poll_every.as_micros() as i64);
@@ -126,7 +163,7 @@ impl Engine {
     }
 
     /// One look, without waiting.
-    async fn look(&self, pop: &Pop) -> Result<Found, Error> {
+    async fn look(&self, pop: &Pop, deadline_us: i64) -> Result<Found, Error> {
         let mut want = Want {
             token: format!("{:016x}{:016x}", self.env().random(), self.env().random()),
             records: pop.batch.clamp(1, limits::POP_BATCH_MAX),
@@ -134,21 +171,25 @@ impl Engine {
             partitions: pop.partitions.clamp(1, limits::POP_PARTITIONS_MAX),
             lease_seconds: pop.lease_seconds,
             auto_ack: pop.auto_ack,
+            linger_until_us: if pop.wait.is_some() { deadline_us } else { i64::MIN },
         };
         let group = pop.group.as_deref().unwrap_or(QUEUE_MODE_GROUP);
         let token = if pop.auto_ack { String::new() } else { want.token.clone() };
-        let mut found = Found { token, ..Found::default() };
+        let mut found = Found { token, ..Found::nothing(pop) };
+        let conflates = pop.conflation == Some(true);
         match &pop.target {
             PopTarget::Partition { stream, partition } => {
                 let mut stream = self.ensure_stream(stream).await?;
-                let group = self.ensure_group(&mut stream, group, pop.mode).await?;
+                let group = self.ensure_group(&mut stream, group, pop.mode, conflates).await?;
+                found.conflation.met(&group);
                 let id = PartitionId::of(&stream.info.id, partition);
                 let claim = self.claim(&stream, &group, &id, &want, None, None).await?;
                 self.take(claim, &mut want, &mut found);
             }
             PopTarget::Stream { stream } => {
                 let mut stream = self.ensure_stream(stream).await?;
-                let group = self.ensure_group(&mut stream, group, pop.mode).await?;
+                let group = self.ensure_group(&mut stream, group, pop.mode, conflates).await?;
+                found.conflation.met(&group);
                 self.look_over(&stream, &group, &mut want, &mut found).await?;
             }
             PopTarget::Labels { namespace, task } => {
@@ -184,7 +225,9 @@ impl Engine {
                 if !fits(namespace, &stream.info.namespace) || !fits(task, &stream.info.task) {
                     continue;
                 }
-                let group = self.ensure_group(&mut stream, group, mode).await?;
+                let conflates = found.conflation.asked == Some(true);
+                let group = self.ensure_group(&mut stream, group, mode, conflates).await?;
+                found.conflation.met(&group);
                 self.look_over(&stream, &group, want, found).await?;
                 if want.records == 0 || want.partitions == 0 {
                     return Ok(());
@@ -335,8 +378,16 @@ impl Engine {
                 Ok(to) => to,
                 Err(due_us) => return Ok(Claim::Later(due_us)),
             };
-            let to = visible.min(from.saturating_add(want.records as u64));
-            let records = self.read_under(partition, &head, from, to, want.bytes).await?;
+            if let Some(due_us) = self.lingers(stream, group, &head, from, want, now_us) {
+                return Ok(Claim::Later(due_us));
+            }
+            // A group that conflates gets the newest, which stands for all.
+            let (first, to) = if group.conflation {
+                (visible.saturating_sub(1).max(from), visible)
+            } else {
+                (from, visible.min(from.saturating_add(want.records as u64)))
+            };
+            let records = self.read_under(partition, &head, first, to, want.bytes).await?;
             let Some(end) = records.last().map(|r| r.offset + 1) else {
                 // Retention has moved the floor under us.
                 head = match self.head(partition).await? {
@@ -348,7 +399,8 @@ impl Engine {
             let seconds = stream.info.options.lease_seconds(want.lease_seconds);
             let mut next = (**current).clone();
             let token = write_token(self);
-            let attempt = grant(&mut next, from, end, want, now_us + seconds * 1_000_000);
+            let until_us = now_us + seconds * 1_000_000;
+            let attempt = grant(&mut next, from, end, want, group.conflation, until_us, now_us);
             next.stamp(&token);
             match self.commit(Commit::one(next.write())).await {
                 Ok(_) => {}
@@ -395,6 +447,27 @@ impl Engine {
         Err(Error::Busy)
     }
 
+    /// When a waiting pop should look again because a batch that is not full may still grow; `None` to take it now.
+    fn lingers(
+        &self,
+        stream: &StreamRecord,
+        group: &GroupRecord,
+        head: &Head,
+        from: u64,
+        want: &Want,
+        now_us: i64,
+    ) -> Option<i64> {
+        let linger_us = stream.info.options.min_pop_wait_time.saturating_mul(1000);
+        let full = head.tail - from >= want.records as u64;
+        if linger_us <= 0 || full || group.conflation || now_us >= want.linger_until_us {
+            return None;
+        }
+        // What lies below the head's list has waited long enough.
+        let first_us = head.placed().find(|p| from < p.end()).filter(|p| from >= p.base)?.time_us;
+        let due_us = (first_us + linger_us).min(want.linger_until_us);
+        (due_us > now_us).then_some(due_us)
+    }
+
     /// Up to where a stream's options let records be seen: the end, or the time at which there is something to see.
     async fn visible(
         &self,
@@ -429,7 +502,15 @@ impl Engine {
 }
 
 /// Grants a batch to a lease, or commits it at delivery. Answers how often its first record is delivered with this.
-fn grant(cursor: &mut Cursor, from: u64, end: u64, want: &Want, until_us: i64) -> u32 {
+fn grant(
+    cursor: &mut Cursor,
+    from: u64,
+    end: u64,
+    want: &Want,
+    newest: bool,
+    until_us: i64,
+    now_us: i64,
+) -> u32 {
     let attempt = if from < cursor.delivered { cursor.attempt.saturating_add(1) } else { 1 };
     cursor.committed = from;
     cursor.delivered = cursor.delivered.max(from);
@@ -437,10 +518,10 @@ fn grant(cursor: &mut Cursor, from: u64, end: u64, want: &Want, until_us: i64) -
     cursor.attempt = attempt;
     if want.auto_ack {
         cursor.lease = None;
-        cursor.advance(end);
+        cursor.advance(end, now_us);
     } else {
         cursor.delivered = cursor.delivered.max(end);
-        cursor.lease = Some(Lease { token: want.token.clone(), end, until_us });
+        cursor.lease = Some(Lease { token: want.token.clone(), end, until_us, newest });
     }
     attempt
 }

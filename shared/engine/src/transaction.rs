@@ -16,7 +16,7 @@ use crate::{
     ack::decide,
     bundle::{self, Assembly, Bundle, Locks, failed_at},
     cursor::{Cursor, write_token},
-    keys, limits, push,
+    keys, letters, limits, push,
     stream::StreamRecord,
     warm::Counts,
 };
@@ -314,6 +314,7 @@ impl Engine {
         assembly: &mut Assembly,
     ) -> Result<Acknowledged, Error> {
         let mut done = Acknowledged::default();
+        let mut filed: BTreeMap<CursorId, (Arc<StreamRecord>, Arc<Cursor>, i64)> = BTreeMap::new();
         for group in &layout.acks {
             let before = match done.cursors.get(&group.cursor) {
                 Some((before, _)) => Arc::clone(before),
@@ -334,7 +335,11 @@ impl Engine {
             }
             for (offset, item) in &settled.dead {
                 let commit = &mut assembly.commit;
-                self.file_dead_letter(commit, &group.stream, &before, *offset, acks[*item]).await?;
+                let n = self
+                    .file_dead_letter(commit, &group.stream, &before, *offset, acks[*item])
+                    .await?;
+                let fresh = || (Arc::clone(&group.stream), Arc::clone(&before), 0);
+                filed.entry(group.cursor).or_insert_with(fresh).2 += n;
             }
             done.dead_letters += settled.dead.len();
             done.acked.extend(group.places.iter().copied().zip(settled.acked));
@@ -342,6 +347,9 @@ impl Engine {
                 .next
                 .or_else(|| done.cursors.get(&group.cursor).and_then(|(_, n)| n.clone()));
             done.cursors.insert(group.cursor, (before, next));
+        }
+        for (stream, cursor, n) in filed.values() {
+            assembly.commit.writes.extend(letters::counted(stream, cursor, *n));
         }
         let now_us = self.env().now_us();
         for lease in &layout.required {

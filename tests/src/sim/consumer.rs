@@ -140,6 +140,7 @@ pub(crate) fn pop_of(
     chance: &mut Chance,
 ) -> Pop {
     Pop {
+        conflation: None,
         target: PopTarget::Stream { stream: stream.to_owned() },
         group: Some(group.to_owned()),
         batch: 1 + chance.below(40) as usize,

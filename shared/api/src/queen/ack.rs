@@ -89,13 +89,17 @@ async fn acknowledge(
     let mut json = Json::with_capacity(16 + items.len() * 160);
     json.array();
     for (index, (item, acked)) in items.iter().zip(&acked).enumerate() {
-        let Acked { error, lease_released, dead_lettered, noop } = acked;
+        let Acked { error, lease_released, dead_lettered, noop, conflated } = acked;
         json.object().key("index").number(index);
         json.key("transactionId").string(&item.transaction_id);
         json.key("success").bool(error.is_none());
         json.key("error").string_or_null(error.as_deref().map(shortened).as_deref());
         json.key("leaseReleased").bool(*lease_released);
-        json.key("dlq").bool(*dead_lettered).key("noop").bool(*noop).end_object();
+        json.key("dlq").bool(*dead_lettered).key("noop").bool(*noop);
+        if let Some(conflated) = conflated {
+            json.key("conflated").number(conflated);
+        }
+        json.end_object();
     }
     json.end_array();
     Ok(json.into_response(StatusCode::OK))

@@ -1,8 +1,9 @@
-//! `GET /api/v1/dlq`: a queue's dead letters, newest first.
+//! `/api/v1/dlq`: dead letters, newest first, of a queue or of all; replaying one by its id, and deleting those of a queue.
 
 use axum::{extract::State, http::StatusCode, response::Response};
+use tidewheel_engine::{DeadLetter, Replayed};
 
-use crate::{Api, error::Failure, json::Json, query::Parameters};
+use crate::{Api, body::Segments, error::Failure, json::Json, query::Parameters};
 
 /// Dead letters in a page when the request names no number.
 const PAGE: i64 = 100;
@@ -10,22 +11,36 @@ const PAGE: i64 = 100;
 /// Dead letters in a page.
 const PAGE_MAX: i64 = 1_000;
 
-/// `total` is the number in this page, as SDKs of the first generation read it.
+/// Queues that a listing without a queue looks at.
+const QUEUES: usize = 1_000;
+
+/// `GET /api/v1/dlq`. `total` is the number of all that match, whatever the page.
 pub(crate) async fn list(
     State(api): State<Api>,
     parameters: Parameters,
 ) -> Result<Response, Failure> {
-    let queue = parameters
-        .text("queue")
-        .ok_or_else(|| Failure::bad_request("parameter `queue` is missing"))?;
     let group = parameters.text("consumerGroup");
     let limit = parameters.number("limit")?.unwrap_or(PAGE).clamp(1, PAGE_MAX);
     let offset = parameters.number("offset")?.unwrap_or(0).max(0);
-    let skip = usize::try_from(offset).unwrap_or(usize::MAX);
-    let letters = match api.engine().dead_letters(queue, group, skip, limit as usize).await {
-        Err(tidewheel_engine::Error::StreamNotFound(_)) => Vec::new(),
-        letters => letters?,
+    let queues = match parameters.text("queue") {
+        Some(queue) => vec![queue.to_owned()],
+        None => api.engine().streams(None, QUEUES).await?,
     };
+    let mut skip = u64::try_from(offset).unwrap_or(0);
+    let mut total = 0;
+    let mut letters: Vec<DeadLetter> = Vec::new();
+    for queue in &queues {
+        let there: u64 = api.engine().dead_letter_counts(queue, group).await?.values().sum();
+        total += there;
+        let wanted = limit as usize - letters.len();
+        if skip >= there {
+            skip -= there;
+        } else if wanted > 0 {
+            let from = usize::try_from(skip).unwrap_or(usize::MAX);
+            letters.extend(api.engine().dead_letters(queue, group, from, wanted).await?);
+            skip = 0;
+        }
+    }
 
     let payloads: usize = letters.iter().map(|l| l.record.payload.len()).sum();
     let mut json = Json::with_capacity(128 + payloads + letters.len() * 500);
@@ -43,6 +58,68 @@ pub(crate) async fn list(
     }
     json.end_array().key("pagination").object().key("limit").number(limit);
     json.key("offset").number(offset).end_object();
-    json.key("total").number(letters.len()).end_object();
+    json.key("total").number(total).end_object();
     Ok(json.into_response(StatusCode::OK))
+}
+
+/// `DELETE /api/v1/dlq?queue=`, of one group with `consumerGroup`.
+pub(crate) async fn purge(
+    State(api): State<Api>,
+    parameters: Parameters,
+) -> Result<Response, Failure> {
+    let queue = parameters
+        .text("queue")
+        .ok_or_else(|| Failure::bad_request("parameter `queue` is missing"))?;
+    let group = parameters.text("consumerGroup");
+    let deleted = api.engine().delete_dead_letters(queue, group).await?;
+    let mut json = Json::with_capacity(128);
+    json.object().key("success").bool(true).key("queue").string(queue);
+    json.key("deleted").number(deleted).end_object();
+    Ok(json.into_response(StatusCode::OK))
+}
+
+/// `POST /api/v1/dlq/{id}/replay`.
+pub(crate) async fn replay(
+    State(api): State<Api>,
+    Segments(id): Segments<String>,
+) -> Result<Response, Failure> {
+    Ok(replayed(&api.engine().replay_dead_letter(&id).await?))
+}
+
+/// The answer to a replay. Whoever asks again finds nothing.
+pub(crate) fn replayed(outcome: &Replayed) -> Response {
+    let mut json = Json::with_capacity(512);
+    match outcome {
+        Replayed::Pushed { letter, transaction_id, id, offset } => {
+            let partition = &letter.partition;
+            json.object().key("success").bool(true);
+            json.key("transactionId").string(&letter.record.transaction_id);
+            json.key("partitionId").plain(partition.id).key("queue").string(&partition.stream);
+            json.key("consumerGroup").string(&letter.group);
+            json.key("replayedAs").object().key("message_id").plain(id);
+            json.key("transaction_id").string(transaction_id);
+            json.key("queueName").string(&partition.stream);
+            json.key("status").plain("queued").key("offset").number(offset).end_object();
+            json.key("dlqRowRemoved").bool(true).end_object();
+            json.into_response(StatusCode::OK)
+        }
+        Replayed::Duplicate { transaction_id } => {
+            json.object().key("success").bool(false).key("error").string(&format!(
+                "`{transaction_id}` was pushed to the partition before; the dead letter was kept"
+            ));
+            json.key("replayedAs").object().key("transaction_id").string(transaction_id);
+            json.key("status").plain("duplicate").end_object();
+            json.key("dlqRowRemoved").bool(false).end_object();
+            json.into_response(StatusCode::OK)
+        }
+        Replayed::Missing => missing(),
+    }
+}
+
+/// 404 for a dead letter that is not there.
+pub(crate) fn missing() -> Response {
+    let mut json = Json::with_capacity(128);
+    json.object().key("success").bool(false).key("error").plain("no such dead letter");
+    json.key("code").plain("not_found").end_object();
+    json.into_response(StatusCode::NOT_FOUND)
 }

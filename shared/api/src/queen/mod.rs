@@ -5,15 +5,18 @@
 //! request.
 
 mod ack;
+mod backlog;
 mod configure;
 mod dead_letters;
 mod groups;
 mod lease;
+mod messages;
 mod pop;
 mod push;
 mod reads;
 mod resources;
 mod system;
+mod trace_id;
 mod traces;
 mod transaction;
 
@@ -41,14 +44,27 @@ pub(crate) fn routes() -> Router<Api> {
         .route("/api/v1/ack/batch", post(ack::batch))
         .route("/api/v1/lease/{lease}/extend", post(lease::extend))
         .route("/api/v1/transaction", post(transaction::transaction))
-        .route("/api/v1/dlq", get(dead_letters::list))
-        .route("/api/v1/consumer-groups/{group}", delete(groups::delete))
+        .route("/api/v1/dlq", get(dead_letters::list).delete(dead_letters::purge))
+        .route("/api/v1/dlq/{id}/replay", post(dead_letters::replay))
+        .route("/api/v1/messages", get(messages::list))
+        .route(
+            "/api/v1/messages/{partition}/{transaction}",
+            get(messages::detail).delete(messages::delete),
+        )
+        .route("/api/v1/messages/{partition}/{transaction}/retry", post(messages::retry))
+        .route("/api/v1/consumer-groups", get(groups::list))
+        .route("/api/v1/consumer-groups/lagging", get(groups::lagging))
+        .route("/api/v1/consumer-groups/{group}", get(groups::detail).delete(groups::delete))
+        .route("/api/v1/consumer-groups/{group}/subscription", post(groups::subscription))
         .route("/api/v1/consumer-groups/{group}/queues/{queue}", delete(groups::delete_on_queue))
         .route("/api/v1/consumer-groups/{group}/queues/{queue}/seek", post(groups::seek))
         .route(
             "/api/v1/consumer-groups/{group}/queues/{queue}/partitions/{partition}/seek",
             post(groups::seek_partition),
         )
+        .route("/api/v1/resources/overview", get(backlog::overview))
+        .route("/api/v1/resources/partitions", get(backlog::ranking))
+        .route("/api/v1/resources/queues/{queue}/depth", get(backlog::depth))
         .route("/api/v1/resources/namespaces", get(resources::namespaces))
         .route("/api/v1/resources/tasks", get(resources::tasks))
         .route("/api/v1/resources/queues", get(resources::list))

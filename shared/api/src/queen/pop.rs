@@ -1,8 +1,8 @@
 //! `GET /api/v1/pop…`: messages under a lease, from one partition, a queue, or whatever has the labels asked for.
 //!
-//! Nothing found answers 204 without a body. A waiting pop answers within its `timeout`; a client that leaves while
-//! it waits drops the pop with it. Conflation is not supported and is not answered to, which makes an SDK that asked
-//! for it say so. `autopilot` is accepted, and the defaults are the choice.
+//! Nothing found answers 204 without a body, unless there is something to say of conflation: an SDK that asked for it
+//! must hear whether it was applied. A waiting pop answers within its `timeout`; a client that leaves while it waits
+//! drops the pop with it. `autopilot` is accepted, and the defaults are the choice.
 
 use std::{sync::Arc, time::Duration};
 
@@ -13,7 +13,7 @@ use axum::{
 };
 use tidewheel_engine::{Message, Pop, PopTarget, Popped, SubscriptionMode, limits};
 
-use super::group_name;
+use super::{group_name, trace_id};
 use crate::{Api, body::Segments, error::Failure, json::Json, query::Parameters, time};
 
 /// Milliseconds that a waiting pop waits when it does not say.
@@ -61,16 +61,17 @@ async fn pop(api: &Api, target: PopTarget, parameters: &Parameters) -> Result<Re
     };
     let group = parameters.text("consumerGroup");
     let pop = read(target, parameters, api.engine().settings().default_subscription)?;
+    let conflates = pop.conflation == Some(true);
     let popped = if pop.wait.is_some() {
         tokio::select! {
             popped = api.engine().pop(pop) => popped?,
             // A lease granted at this very moment lapses by itself.
-            () = api.drained() => Popped::default(),
+            () = api.drained() => Popped { conflation: conflates, ..Popped::default() },
         }
     } else {
         api.engine().pop(pop).await?
     };
-    if popped.messages.is_empty() {
+    if popped.messages.is_empty() && !popped.conflation && !popped.conflation_conflict {
         return Ok(StatusCode::NO_CONTENT.into_response());
     }
     Ok(answer(&stream, group_name(group), &popped).into_response(StatusCode::OK))
@@ -111,6 +112,16 @@ fn read(
             Some(_) => SubscriptionMode::All,
         },
     };
+    let auto_ack = parameters.flag("autoAck") || parameters.flag("commitOnDelivery");
+    let conflation = parameters.text("conflation").map(|_| parameters.flag("conflation"));
+    if conflation == Some(true) {
+        if auto_ack {
+            return Err(Failure::bad_request("`conflation` and `autoAck` exclude each other"));
+        }
+        if parameters.text("consumerGroup").is_none() {
+            return Err(Failure::bad_request("`conflation` needs a `consumerGroup`"));
+        }
+    }
     Ok(Pop {
         target,
         group: parameters.text("consumerGroup").map(str::to_owned),
@@ -118,8 +129,9 @@ fn read(
         partitions,
         wait,
         lease_seconds: parameters.number("leaseSeconds")?.filter(|s| *s > 0),
-        auto_ack: parameters.flag("autoAck") || parameters.flag("commitOnDelivery"),
+        auto_ack,
         mode,
+        conflation,
     })
 }
 
@@ -147,7 +159,11 @@ fn answer(stream: &str, group: &str, popped: &Popped) -> Json {
         let record = &message.record;
         json.object().key("id").plain(record.id);
         json.key("transactionId").string(&record.transaction_id);
-        json.members(b"\"traceId\":null").key("data").raw(&record.payload);
+        match trace_id::of(record.headers.as_ref()) {
+            None => json.members(b"\"traceId\":null"),
+            Some(id) => json.key("traceId").plain(id),
+        };
+        json.key("data").raw(&record.payload);
         json.members(b"\"producerSub\":null").key("createdAt").time(record.time_us);
         if let Some((_, members)) = &constant {
             json.members(members);
@@ -155,7 +171,14 @@ fn answer(stream: &str, group: &str, popped: &Popped) -> Json {
         json.key("deliveryAttempt").number(message.attempt);
         json.key("offset").number(record.offset).end_object();
     }
-    json.end_array().key("partitionsClaimed").number(popped.partitions).end_object();
+    json.end_array().key("partitionsClaimed").number(popped.partitions);
+    if popped.conflation {
+        json.key("conflation").bool(true);
+    }
+    if popped.conflation_conflict {
+        json.key("conflationConflict").bool(true);
+    }
+    json.end_object();
     json
 }
 

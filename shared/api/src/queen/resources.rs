@@ -1,12 +1,14 @@
 //! Queues as resources: listing, detail, labels and deletion.
 //!
-//! What would cost a read of every group on every partition (pending, processing, completed) is null here.
+//! Numbers cost a read of each partition's head and cursors, and a queue may have a million: they are those of the
+//! partitions looked at, and `truncated` says that there are more.
 
 use std::collections::BTreeMap;
 
 use axum::{extract::State, http::StatusCode, response::Response};
-use tidewheel_engine::{Extent, PartitionInfo, StreamInfo};
+use tidewheel_engine::{Backlog, Extent, StreamInfo};
 
+use super::backlog::Tally;
 use crate::{Api, body::Segments, error::Failure, json::Json, query::Parameters};
 
 /// Queues in a page of the listing. `after` continues it.
@@ -18,8 +20,8 @@ const QUEUES_MAX: i64 = 1_000;
 /// Queues that a listing of labels looks at. Each costs a read unless this process remembers it.
 const LABELLED: usize = 10_000;
 
-/// Partitions that a detail shows. Each costs a read, and a queue may have a million.
-const PARTITIONS: usize = 200;
+/// Partitions that a detail shows, and that the numbers of a queue in a listing are taken from.
+pub(crate) const PARTITIONS: usize = 200;
 
 /// `DELETE /api/v1/resources/queues/{queue}`. A queue that is not there is a 200 as well.
 pub(crate) async fn delete(
@@ -50,9 +52,17 @@ pub(crate) async fn list(
     for name in &names {
         // A queue deleted since the listing is none.
         if let Some(info) = api.engine().stream(name).await? {
+            let standings = api.engine().standings(name, None, None, PARTITIONS).await?;
+            let tally = Tally::of(&standings, PARTITIONS);
             json.object();
             members(&mut json, &info);
-            json.end_object();
+            json.key("partitions").number(standings.len()).key("retainedBytes").number(tally.bytes);
+            json.key("segments").object().key("count").number(tally.segments);
+            json.key("messages").number(tally.backlog.total).end_object();
+            json.key("messages").object().key("total").number(tally.backlog.total);
+            json.key("pending").number(tally.backlog.pending);
+            json.key("processing").number(tally.backlog.processing).end_object();
+            json.key("truncated").bool(tally.truncated).end_object();
         }
     }
     json.end_array().key("next");
@@ -72,28 +82,31 @@ pub(crate) async fn detail(
     };
     let options = serde_json::to_vec(&info.options)
         .map_err(|e| Failure::bad_request(format!("options: {e}")))?;
-    let mut partitions: Vec<(PartitionInfo, Extent)> = Vec::new();
-    for partition in engine.partitions(&queue, None, PARTITIONS).await? {
-        if let Some(extent) = engine.extent(&partition.id).await? {
-            partitions.push((partition, extent));
-        }
-    }
+    let standings = engine.standings(&queue, None, None, PARTITIONS).await?;
+    let dead = engine.dead_letter_counts(&queue, None).await?;
+    let tally = Tally::of(&standings, PARTITIONS);
 
-    let mut json = Json::with_capacity(1024 + partitions.len() * 200);
+    let mut json = Json::with_capacity(1024 + standings.len() * 300);
     json.object();
     members(&mut json, &info);
     json.key("options").raw(&options).key("partitions").array();
-    let mut total = 0;
-    for (partition, Extent { floor, tail }) in &partitions {
-        total += tail - floor;
-        json.object().key("id").plain(partition.id).key("name").string(&partition.name);
+    for standing in &standings {
+        let Extent { floor, tail } = standing.extent;
+        json.object().key("id").plain(standing.partition.id);
+        json.key("name").string(&standing.partition.name);
         json.key("floor").number(floor).key("tail").number(tail);
-        counts(json.key("stats"), tail - floor);
+        if tail > 0 {
+            json.key("lastActivity").time(standing.last_us);
+        }
+        let letters = dead.get(&standing.partition.id).copied().unwrap_or(0);
+        counts(json.key("stats"), standing.backlog(), letters);
         json.end_object();
     }
-    counts(json.end_array().key("totals"), total);
-    json.key("segments").object().key("messages").number(total).end_object();
-    json.key("partitionsShown").number(partitions.len()).end_object();
+    counts(json.end_array().key("totals"), tally.backlog, dead.values().sum());
+    json.key("segments").object().key("count").number(tally.segments);
+    json.key("messages").number(tally.backlog.total).end_object();
+    json.key("retainedBytes").number(tally.bytes).key("truncated").bool(tally.truncated);
+    json.key("partitionsShown").number(standings.len()).end_object();
     Ok(json.into_response(StatusCode::OK))
 }
 
@@ -107,13 +120,11 @@ pub(crate) async fn tasks(State(api): State<Api>) -> Result<Response, Failure> {
     labels(&api, "tasks", "task", |info| info.task).await
 }
 
-/// Labels in use and how many queues have each, over the first [`LABELLED`] queues.
-async fn labels(
+/// Labels in use and how many queues have each, over the first [`LABELLED`] queues; whether there are more queues.
+pub(crate) async fn labels_in_use(
     api: &Api,
-    plural: &str,
-    singular: &str,
     label: fn(StreamInfo) -> String,
-) -> Result<Response, Failure> {
+) -> Result<(BTreeMap<String, u64>, bool), Failure> {
     let mut found: BTreeMap<String, u64> = BTreeMap::new();
     let mut after: Option<String> = None;
     let mut looked_at = 0;
@@ -134,7 +145,16 @@ async fn labels(
         after = names.last().cloned();
     };
     found.remove("");
+    Ok((found, truncated))
+}
 
+async fn labels(
+    api: &Api,
+    plural: &str,
+    singular: &str,
+    label: fn(StreamInfo) -> String,
+) -> Result<Response, Failure> {
+    let (found, truncated) = labels_in_use(api, label).await?;
     let mut json = Json::with_capacity(64 + found.len() * 64);
     json.object().key(plural).array();
     for (label, queues) in &found {
@@ -144,12 +164,11 @@ async fn labels(
     Ok(json.into_response(StatusCode::OK))
 }
 
-fn counts(json: &mut Json, total: u64) {
-    json.object().key("total").number(total);
-    for unknown in ["pending", "processing", "completed", "failed", "deadLetter"] {
-        json.key(unknown).null();
-    }
-    json.end_object();
+fn counts(json: &mut Json, backlog: Backlog, dead_letters: u64) {
+    json.object().key("total").number(backlog.total).key("pending").number(backlog.pending);
+    json.key("processing").number(backlog.processing);
+    json.key("completed").number(backlog.completed);
+    json.key("failed").null().key("deadLetter").number(dead_letters).end_object();
 }
 
 fn members(json: &mut Json, info: &StreamInfo) {

@@ -8,7 +8,7 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 use tidewheel_engine::{Ack, Error, PushItem, RolledBack, TransactionOp, TransactionResult, Uuid};
 
-use super::verdict;
+use super::{trace_id, verdict};
 use crate::{
     Api,
     body::{Body, Object, Text, filled, present},
@@ -66,6 +66,8 @@ struct Item<'a> {
     data: Option<&'a RawValue>,
     #[serde(borrow)]
     transaction_id: Option<Text<'a>>,
+    #[serde(borrow)]
+    trace_id: Option<Text<'a>>,
 }
 
 pub(crate) async fn transaction(State(api): State<Api>, body: Body) -> Result<Response, Failure> {
@@ -117,6 +119,10 @@ fn read(body: &Body, index: usize, operation: &Operation<'_>) -> Result<Transact
                     partition: filled(&item.partition).unwrap_or_default().to_owned(),
                     payload: body.part(payload),
                     transaction_id: filled(&item.transaction_id).map(str::to_owned),
+                    headers: filled(&item.trace_id)
+                        .map(|text| Uuid::parse(text).ok_or_else(|| no_uuid(index, text)))
+                        .transpose()?
+                        .map(|id| trace_id::headers(&id)),
                     ..PushItem::default()
                 });
             }
@@ -144,6 +150,11 @@ fn read(body: &Body, index: usize, operation: &Operation<'_>) -> Result<Transact
         ))),
         None => Err(missing("`type`")),
     }
+}
+
+fn no_uuid(index: usize, text: &str) -> Failure {
+    let text = shortened(text);
+    Failure::bad_request(format!("operations[{index}]: `traceId` must be a UUID, not `{text}`"))
 }
 
 /// True if the engine said no to this request, rather than that it could not say.

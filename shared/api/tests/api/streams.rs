@@ -246,7 +246,18 @@ async fn missing_ids_are_a_400_and_unknown_ones_are_empty() {
             json!({"success": true, "rows": []})
         );
     }
-    for later in ["/streams/v1/claim", "/streams/v1/state/partitions"] {
-        assert_eq!(server.post(later, json!({})).await.with(404)["code"], "no_such_route");
+    for path in ["/streams/v1/claim", "/streams/v1/state/partitions"] {
+        assert_eq!(server.post(path, json!({})).await.error(400), "query_id is required");
+    }
+    // A 404 would tell an SDK that there are no claims at all.
+    for query in [NOBODY, "x"] {
+        let request = json!({"query_id": query, "partition_ids": [NOBODY]});
+        let answer = server.post("/streams/v1/claim", request.clone()).await.with(200);
+        assert_eq!(
+            (&answer["success"], &answer["error"]),
+            (&json!(false), &json!("query not found"))
+        );
+        let answer = server.post("/streams/v1/state/partitions", request).await.with(200);
+        assert_eq!(answer, json!({"success": true, "partitions": [], "next": null}));
     }
 }

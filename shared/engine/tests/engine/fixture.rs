@@ -110,6 +110,7 @@ pub(crate) fn pop_of(stream: &str, group: &str, batch: usize) -> Pop {
         lease_seconds: None,
         auto_ack: false,
         mode: SubscriptionMode::All,
+        conflation: None,
     }
 }
 

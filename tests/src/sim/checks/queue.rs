@@ -236,6 +236,7 @@ pub(super) async fn check_replay(world: &World, engine: &Engine, logs: &Logs) ->
     loop {
         let popped = engine
             .pop(Pop {
+                conflation: None,
                 target: PopTarget::Stream { stream: TAPES.to_owned() },
                 group: Some(group.to_owned()),
                 batch: 100,
