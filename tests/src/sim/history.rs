@@ -146,6 +146,19 @@ impl Settlement {
     }
 }
 
+/// A table as somebody read it.
+#[derive(Clone, Debug)]
+pub struct Scanned {
+    /// The stream.
+    pub stream: String,
+    /// When the scan began, and when it ended.
+    pub began: Duration,
+    /// See [`Scanned::began`].
+    pub ended: Duration,
+    /// The partition's name, the offset and the tag of each row, in the table's order.
+    pub rows: Vec<(String, u64, Tag)>,
+}
+
 /// All of it.
 #[derive(Debug, Default)]
 pub struct History {
@@ -161,8 +174,10 @@ pub struct History {
     pub joined: BTreeMap<(String, String), (Duration, Option<Duration>)>,
     /// What readers by offset saw: (partition, offset) and the tag.
     pub read: Vec<(PartitionId, u64, Tag)>,
-    /// Rows of tables that were scanned on the way: stream, and (partition's name, offset, tag).
-    pub scans: Vec<(String, Vec<(String, u64, Tag)>)>,
+    /// Tables that were scanned on the way.
+    pub scans: Vec<Scanned>,
+    /// For each stream the snapshots that a sealer was told it had committed.
+    pub snapshots: BTreeMap<String, BTreeSet<i64>>,
     /// What was seen to be wrong at once.
     pub violations: Vec<Violation>,
     /// What happened how often.

@@ -87,10 +87,12 @@ impl Process {
         });
     }
 
-    /// Stops its workers where they stand.
-    pub async fn stop(mut self, world: &World) {
+    /// Stops it where it stands: nothing new is sent. What it had sent is still under way.
+    pub async fn stop(mut self, world: &World) -> Faulty {
+        self.faulty.crash_at(self.faulty.calls() + 1, Crash::Before);
         self.tasks.abort_all();
         self.reap(world).await;
+        self.faulty
     }
 
     async fn reap(&mut self, world: &World) {

@@ -1,7 +1,7 @@
 //! Producers: batches with and without ids, retried with the same ids until somebody has an answer, and sometimes
 //! sent again long after.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, sync::Arc};
 
 use tidewheel_engine::{Error, PushItem, Pushed};
 
@@ -204,24 +204,36 @@ async fn push(world: &World, process: &Handle, batch: Batch) {
     }
 }
 
-/// Pushes one new record to every partition there is.
-pub(crate) async fn one_for_each_partition(world: &World, process: &Handle, chance: &mut Chance) {
+/// Pushes two new records to every partition there is, one after another: the second comes at about the time when
+/// those who have consumed the first go to sleep.
+pub(crate) async fn two_for_each_partition(world: &World, process: &Handle, chance: &mut Chance) {
     for stream in [ORDERS, JOBS, FROM, AGED, TAPES] {
         let partitions = match process.engine.partitions(stream, None, 1000).await {
             Ok(partitions) => partitions,
             Err(e) => return world.unexpected("partitions", &e),
         };
         for partition in partitions {
-            let batch = {
-                let mut history = world.history.lock();
-                let (number, tag) = (history.fresh_tag(), history.fresh_tag());
-                let item = item(stream, &partition.name, tag, None, chance);
-                let items = vec![(tag, item)];
-                note(&mut history.sent, &items);
-                Batch { number, items }
-            };
-            push(world, process, batch).await;
-            tokio::time::sleep(Duration::from_millis(20)).await;
+            for _ in 0..2 {
+                push(world, process, single(world, stream, &partition.name, chance)).await;
+                tokio::time::sleep(chance.time(0, 250)).await;
+            }
         }
+    }
+}
+
+fn single(world: &World, stream: &str, partition: &str, chance: &mut Chance) -> Batch {
+    let mut history = world.history.lock();
+    let (number, tag) = (history.fresh_tag(), history.fresh_tag());
+    let items = vec![(tag, item(stream, partition, tag, None, chance))];
+    note(&mut history.sent, &items);
+    Batch { number, items }
+}
+
+/// Pushes a few batches and nothing else: a producer that falls asleep on its feet.
+pub(crate) async fn sleepwalk(world: Arc<World>, process: Handle, mut chance: Chance) {
+    for _ in 0..4 {
+        let batch = invent(&world, &mut chance);
+        world.pending.lock().push_back(batch.clone());
+        push(&world, &process, batch).await;
     }
 }

@@ -9,8 +9,8 @@ use std::{ops::Range, sync::Arc};
 use async_trait::async_trait;
 use bytes::Bytes;
 use tidewheel_store::{
-    Action, BlobName, Change, Commit, CommitError, Committed, Condition, Consistency, Item, Key,
-    Page, Query, ReadError, Store, Write,
+    Action, BlobName, Change, Commit, CommitError, Committed, Condition, Consistency, Failed, Item,
+    Key, Page, Query, ReadError, Store, Write,
 };
 
 /// A planted bug.
@@ -22,8 +22,10 @@ pub enum Sabotage {
     AckBeforeCommit,
     /// Appends check neither the id set nor its generation nor the tail.
     SkipIdCheck,
-    /// A table's head is written without a look at what it was.
+    /// A table's positions are moved apart from its snapshot, and once in a while not at all.
     SealTwice,
+    /// A table's head is written without a look at what it was.
+    SealBlindly,
     /// Appends do not look who sleeps.
     IgnoreSleepers,
     /// Ready entries are not written.
@@ -50,11 +52,12 @@ pub enum Sabotage {
 
 impl Sabotage {
     /// Every planted bug.
-    pub const ALL: [Sabotage; 15] = [
+    pub const ALL: [Sabotage; 16] = [
         Sabotage::DropLeaseCheck,
         Sabotage::AckBeforeCommit,
         Sabotage::SkipIdCheck,
         Sabotage::SealTwice,
+        Sabotage::SealBlindly,
         Sabotage::IgnoreSleepers,
         Sabotage::ForgetReady,
         Sabotage::SleepBlindly,
@@ -138,6 +141,15 @@ impl Sabotaged {
                 }
             }
             Sabotage::SealTwice => {
+                for write in commit.writes.iter_mut().filter(|w| w.key.pk.starts_with("t#")) {
+                    if let Action::Put(head) = &mut write.action
+                        && head.str("commit").is_some_and(|id| id.ends_with(['0', '1']))
+                    {
+                        head.set("positions", Bytes::new());
+                    }
+                }
+            }
+            Sabotage::SealBlindly => {
                 for write in commit.writes.iter_mut().filter(|w| w.key.pk.starts_with("t#")) {
                     write.conditions.clear();
                 }
@@ -229,6 +241,17 @@ impl Sabotaged {
     }
 }
 
+/// A refusal of a part of a commit, in terms of the whole.
+fn in_terms_of(whole: &[Key], part: &[Key], error: CommitError) -> CommitError {
+    let CommitError::Conflict(failed) = error else { return error };
+    let place = |mut f: Failed| {
+        let key = part.get(f.write)?;
+        f.write = whole.iter().position(|k| k == key)?;
+        Some(f)
+    };
+    CommitError::Conflict(failed.into_iter().filter_map(place).collect())
+}
+
 #[async_trait]
 impl Store for Sabotaged {
     async fn get(&self, key: &Key, consistency: Consistency) -> Result<Option<Item>, ReadError> {
@@ -247,15 +270,15 @@ impl Store for Sabotaged {
         if self.bug.is_none() {
             return self.inner.commit(commit).await;
         }
-        let whole = commit.writes.len();
+        let keys: Vec<Key> = commit.writes.iter().map(|w| w.key.clone()).collect();
         let mut committed = Committed::default();
         for part in self.split(commit) {
-            let left = part.writes.len();
-            if left == 0 {
+            if part.writes.is_empty() {
                 continue;
             }
-            committed = self.inner.commit(part).await?;
-            if left < whole {
+            let own: Vec<Key> = part.writes.iter().map(|w| w.key.clone()).collect();
+            committed = self.inner.commit(part).await.map_err(|e| in_terms_of(&keys, &own, e))?;
+            if own.len() < keys.len() {
                 // A transaction brings no image, also when a part of it is left out.
                 committed.image = None;
             }

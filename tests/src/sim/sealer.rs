@@ -1,26 +1,36 @@
 //! Sealers: two of them race for the tables. What they commit is also read on the way.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use arrow_array::{Array, cast::AsArray, types::Int64Type};
 use tidewheel_tables::{Error, Scan, Tables};
 
 use super::{
     History, World,
+    history::Scanned,
     world::{AGED, Chance, ORDERS, OUT, TO},
 };
 
 /// Streams that are sealed.
 pub(crate) const SEALED: [&str; 4] = [ORDERS, OUT, AGED, TO];
 
+/// How often a stream is sealed, ms.
+const ROUND_MS: u64 = 2_500;
+
 pub(crate) async fn work(world: Arc<World>, tables: Tables, mut chance: Chance) {
     loop {
-        tokio::time::sleep(chance.time(1_500, 6_000)).await;
-        let stream = SEALED[chance.below(SEALED.len() as u64) as usize];
+        // All sealers turn to the same stream at about the same time.
+        let round = world.now().as_millis() as u64 / ROUND_MS + 1;
+        let starts = Duration::from_millis(round * ROUND_MS) + chance.time(0, 40);
+        tokio::time::sleep(starts.saturating_sub(world.now())).await;
+        let stream = SEALED[(round % SEALED.len() as u64) as usize];
         match tables.seal(stream).await {
             Ok(sealed) => {
                 let mut history = world.history.lock();
                 history.count("seals");
+                if let Some(id) = sealed.snapshot_id {
+                    history.snapshots.entry(stream.to_owned()).or_default().insert(id);
+                }
                 if sealed.lost > 0 {
                     let lost = sealed.lost;
                     history.violation("tables", format!("{stream}: {lost} records were lost"));
@@ -33,9 +43,10 @@ pub(crate) async fn work(world: Arc<World>, tables: Tables, mut chance: Chance) 
             Err(e) => world.history.lock().violation("errors", format!("seal of {stream}: {e}")),
         }
         if chance.one_in(5) {
+            let began = world.now();
             if let Ok(scan) = tables.scan(stream).await {
-                let rows = rows(&scan);
-                world.history.lock().scans.push((stream.to_owned(), rows));
+                let (stream, ended, rows) = (stream.to_owned(), world.now(), rows(&scan));
+                world.history.lock().scans.push(Scanned { stream, began, ended, rows });
             }
         }
     }

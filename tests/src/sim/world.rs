@@ -275,6 +275,9 @@ async fn configure(world: &World) {
     }
 }
 
+/// Producers that are frozen for a night.
+const SLEEPWALKERS: u64 = 4;
+
 /// Slots for processes, each with work of its own; in each, one process after another lives and dies.
 const SLOTS: u64 = 5;
 
@@ -377,12 +380,29 @@ enum Role {
 
 /// Everybody is away for longer than the collector's grace; what was frozen before may thaw at any moment.
 async fn night(world: &Arc<World>, chance: &mut Chance) {
+    // What these send arrives after the night.
+    let late = Plan { late: 1.0, late_calls: u64::MAX / 2, ..Plan::calm() };
+    let mut sleepwalkers = Vec::new();
+    for _ in 0..SLEEPWALKERS {
+        let mut process = Process::start(world, late.clone(), chance);
+        let (handle, chance_of) = (process.handle(), chance.fork());
+        process.spawn(producer::sleepwalk(Arc::clone(world), handle, chance_of));
+        sleepwalkers.push(process);
+    }
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    let mut frozen = Vec::new();
+    for process in sleepwalkers {
+        frozen.push(process.stop(world).await);
+    }
+
     let mut process = Process::start(world, Plan::stormy(), chance);
     let (handle, chance_of) = (process.handle(), chance.fork());
-    let world_of = Arc::clone(world);
-    process.spawn(async move { keeper::watch(world_of, handle, chance_of).await });
+    process.spawn(keeper::watch(Arc::clone(world), handle, chance_of));
     tokio::time::sleep(NIGHT).await;
     process.kill(world, chance).await;
+    for faulty in frozen {
+        faulty.settle().await;
+    }
 }
 
 /// No faults any more. What was left must be delivered, and what is new as well.
@@ -396,7 +416,7 @@ async fn fair_weather(world: &Arc<World>, chance: &mut Chance) {
     wait_until_drained(world, DRAIN, "after the storm").await;
     if world.history.lock().violations.is_empty() {
         let mut process = Process::start(world, Plan::calm(), chance);
-        producer::one_for_each_partition(world, &process.handle(), chance).await;
+        producer::two_for_each_partition(world, &process.handle(), chance).await;
         process.spawn(std::future::pending());
         wait_until_drained(world, WAKE, "with nothing leased").await;
         process.stop(world).await;

@@ -6,7 +6,9 @@ use tidewheel_engine::Engine;
 
 use super::{Found, Logs};
 use crate::sim::{
-    World, process,
+    World,
+    history::Scanned,
+    process,
     sealer::{SEALED, full_rows},
     world::{AGED, OUT, TO},
 };
@@ -63,13 +65,41 @@ pub(super) async fn check(world: &World, engine: &Engine, logs: &Logs) -> Found 
         }
     }
     scanned(world, logs, &mut found);
+    never_back(world, &mut found);
+    let told = world.history.lock().snapshots.clone();
+    for (stream, snapshots) in told {
+        // Each snapshot counts the version up by one, on the one before.
+        match tables.location(&stream).await {
+            Ok(location) if location.version >= snapshots.len() as u64 => {}
+            Ok(location) => found.add(format!(
+                "{} snapshots of {stream} were committed; its version is {}",
+                snapshots.len(),
+                location.version
+            )),
+            Err(e) => found.add(format!("the table of {stream}: {e}")),
+        }
+    }
     found
+}
+
+/// What one reader of a table saw, a later one sees as well.
+fn never_back(world: &World, found: &mut Found) {
+    let history = world.history.lock();
+    for (at, later) in history.scans.iter().enumerate() {
+        for earlier in &history.scans[..at] {
+            let after = earlier.ended <= later.began && earlier.stream == later.stream;
+            if after && later.rows.len() < earlier.rows.len() {
+                let (stream, before, now) = (&later.stream, earlier.rows.len(), later.rows.len());
+                found.add(format!("the table of {stream} went back from {before} rows to {now}"));
+            }
+        }
+    }
 }
 
 /// Every snapshot that was read on the way has each row once, from the beginning, without a hole.
 fn scanned(world: &World, logs: &Logs, found: &mut Found) {
     let history = world.history.lock();
-    for (stream, rows) in &history.scans {
+    for Scanned { stream, rows, .. } in &history.scans {
         let mut next: BTreeMap<&str, u64> = BTreeMap::new();
         for (partition, offset, tag) in rows {
             let expected = next.entry(partition).or_default();
