@@ -278,7 +278,7 @@ impl Engine {
     /// Deletes a stream with all that it holds; false if there was none.
     ///
     /// The stream is gone with the first write. What it held is deleted after that, and what a crash leaves is
-    /// deleted by [`Engine::maintain`].
+    /// deleted by [`Engine::sweep`].
     pub async fn delete_stream(&self, name: &str) -> Result<bool, Error> {
         for _ in 0..limits::COMMIT_ATTEMPTS {
             let Some(record) = self.reread_stream(name).await? else { return Ok(false) };
