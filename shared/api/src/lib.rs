@@ -29,6 +29,8 @@ mod metrics;
 mod observe;
 mod queen;
 mod query;
+mod series;
+mod status;
 mod streams;
 mod time;
 
@@ -38,7 +40,7 @@ use axum::{Router, middleware, routing::get};
 use tidewheel_engine::Engine;
 use tokio::sync::watch;
 
-use crate::metrics::HttpMetrics;
+use crate::{metrics::HttpMetrics, series::Series};
 
 /// Bytes of a request's body unless [`Settings::max_body_bytes`] says otherwise.
 pub const MAX_BODY_BYTES: usize = 64 * 1024 * 1024;
@@ -81,6 +83,7 @@ struct Shared {
     draining: watch::Sender<bool>,
     body_bytes: AtomicUsize,
     started_us: i64,
+    series: Series,
 }
 
 impl Api {
@@ -95,6 +98,7 @@ impl Api {
                 draining: watch::Sender::new(false),
                 body_bytes: AtomicUsize::new(0),
                 started_us,
+                series: Series::new(started_us),
             }),
         }
     }
@@ -120,6 +124,10 @@ impl Api {
 
     pub(crate) fn http(&self) -> &HttpMetrics {
         &self.shared.http
+    }
+
+    pub(crate) fn series(&self) -> &Series {
+        &self.shared.series
     }
 
     /// Bytes of all bodies that are being served.
@@ -153,6 +161,7 @@ pub fn router(api: Api) -> Router {
     Router::new()
         .merge(queen::routes())
         .merge(streams::routes())
+        .merge(status::routes())
         .route("/health", get(health::health))
         .route("/metrics", get(metrics::json))
         .route("/metrics/prometheus", get(metrics::prometheus))

@@ -70,6 +70,18 @@ impl HttpMetrics {
         }
     }
 
+    /// Requests that were answered, and those answered with 5xx.
+    pub(crate) fn totals(&self) -> (u64, u64) {
+        let (mut all, mut failed) = (0, 0);
+        for requests in self.routes.lock().values().flat_map(BTreeMap::values) {
+            for (status, count) in &requests.by_status {
+                all += count;
+                failed += if *status >= 500 { *count } else { 0 };
+            }
+        }
+        (all, failed)
+    }
+
     fn each(&self, mut show: impl FnMut(&str, &str, &Requests)) {
         let routes = self.routes.lock().clone();
         for (method, routes) in &routes {

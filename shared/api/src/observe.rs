@@ -47,7 +47,10 @@ struct InFlight<'a> {
 impl<'a> InFlight<'a> {
     fn begin(api: &'a Api, method: &'static str, path: Option<MatchedPath>, span: Span) -> Self {
         api.http().begin();
-        Self { api, method, path, span, started_us: api.now_us(), counted: false }
+        let started_us = api.now_us();
+        // Before it does anything: it is of the minute that begins with it.
+        api.series().note(started_us, || api.totals());
+        Self { api, method, path, span, started_us, counted: false }
     }
 
     fn end(&mut self, status: u16) {

@@ -129,3 +129,98 @@ async fn paused_pops_answer_that_there_is_nothing() {
     server.post(path, json!({"enabled": false})).await.with(200);
     assert_eq!(server.pop("q", "g", 1).await.len(), 1);
 }
+
+#[tokio::test(start_paused = true)]
+async fn status_tells_what_is_and_what_this_process_did() {
+    let server = Server::new();
+    server.push("orders.eu", "p", (0..3).map(|n| json!({"n": n}))).await;
+    server.push("other", "p", [json!({"n": 0})]).await;
+    server.pop("orders.eu", "g", 2).await;
+    tokio::time::sleep(std::time::Duration::from_secs(600)).await;
+    server.push("other", "q", [json!({"n": 1})]).await;
+
+    assert_eq!(
+        server.get("/status").await.with(200),
+        json!({"status": "ok", "engine": "tidewheel"})
+    );
+    let status = server.get("/api/v1/status").await.with(200);
+    let counted = |s: &Value| (s["queues"]["total"].as_u64(), s["messages"]["total"].as_u64());
+    assert_eq!(counted(&status), (Some(2), Some(5)));
+    assert_eq!((&status["bucketMinutes"], &status["pointCount"]), (&json!(1), &json!(2)));
+    let points: Vec<_> = (0..2)
+        .map(|n| {
+            let point = &status["throughput"][n];
+            (
+                point["timestamp"].as_str().unwrap(),
+                point["ingested"].as_u64(),
+                point["processed"].as_u64(),
+            )
+        })
+        .collect();
+    assert_eq!(
+        points,
+        [
+            ("2025-11-24T16:00:00.000000Z", Some(4), Some(2)),
+            ("2025-11-24T16:10:00.000000Z", Some(1), Some(0))
+        ]
+    );
+    let labelled = server.get("/api/v1/status?namespace=orders&task=eu").await.with(200);
+    assert_eq!(counted(&labelled), (Some(1), Some(3)));
+    assert_eq!(status["workers"].as_array().unwrap().len(), 1);
+
+    let queues = server.get("/api/v1/status/queues?limit=1&offset=1").await.with(200);
+    assert_eq!((&queues["total"], &queues["complete"]), (&json!(2), &json!(true)));
+    assert_eq!(
+        (&queues["queues"][0]["name"], &queues["queues"][0]["partitions"]),
+        (&json!("other"), &json!(2))
+    );
+    let queue = server.get("/api/v1/status/queues/other").await.with(200);
+    assert_eq!(queue["totals"]["messages"]["total"], 2);
+    assert_eq!(queue["partitions"].as_array().unwrap().len(), 2);
+    server.get("/api/v1/status/queues/nowhere").await.error(404);
+    let buffers = server.get("/api/v1/status/buffers").await.with(200);
+    assert_eq!((&buffers["pending"], &buffers["dbHealthy"]), (&json!(0), &json!(true)));
+    let refreshed = server.post("/api/v1/stats/refresh", json!({})).await.with(200);
+    assert_eq!(refreshed["success"], true);
+}
+
+#[tokio::test(start_paused = true)]
+async fn analytics_count_messages_by_the_time_they_came() {
+    let server = Server::new();
+    server.push("a", "p", (0..3).map(|n| json!(n))).await;
+    tokio::time::sleep(std::time::Duration::from_secs(7200)).await;
+    server.push("b", "p", [json!(1)]).await;
+    let counts = |answer: Value| -> Vec<u64> {
+        let points = answer["dataPoints"].as_array().unwrap().clone();
+        points.iter().map(|p| p["messages"].as_u64().unwrap()).collect()
+    };
+    let path = "/api/v1/status/analytics";
+    let hours = server.get(path).await.with(200);
+    assert_eq!(hours["interval"], "hour");
+    assert_eq!(counts(hours), [3, 1]);
+    assert_eq!(counts(server.get(&format!("{path}?queue=a&interval=minute")).await.with(200)), [3]);
+    let later = format!("{path}?from=2025-11-24T17:00:00Z&to=2026-01-01T00:00:00Z");
+    assert_eq!(counts(server.get(&later).await.with(200)), [1]);
+    for (query, said) in [
+        ("from=then", "from"),
+        ("from=2026-01-01T00:00:00Z&to=2025-01-01T00:00:00Z", "before"),
+        ("from=1970-01-01T00:00:00Z&interval=minute", "10000"),
+    ] {
+        let error = server.get(&format!("{path}?{query}")).await.error(400);
+        assert!(error.contains(said), "{error}");
+    }
+    for (path, series) in [
+        ("system-metrics", "replicas"),
+        ("worker-metrics", "timeSeries"),
+        ("worker-metrics", "workers"),
+        ("worker-metrics", "queues"),
+        ("queue-ops", "series"),
+        ("retention", "series"),
+    ] {
+        let answer = server.get(&format!("/api/v1/analytics/{path}")).await.with(200);
+        assert!(answer[series].is_array(), "{path}: {answer}");
+        assert!(answer["timeRange"]["from"].is_string(), "{path}");
+    }
+    let ops = server.get("/api/v1/analytics/queue-ops").await.with(200);
+    assert_eq!((&ops["queues"], &ops["series"][0]["pushMessages"]), (&json!(["b"]), &json!(1)));
+}
