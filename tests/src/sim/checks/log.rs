@@ -110,7 +110,7 @@ fn batches(history: &History, places: &BTreeMap<u64, Vec<(&str, &str, u64)>>, fo
         let whole = there.len() == batch.tags.len();
         let aged =
             history.sent.get(&batch.tags[0]).is_some_and(|s| s.stream == crate::sim::world::AGED);
-        if !there.is_empty() && !(whole || aged) {
+        if !(there.is_empty() || whole || aged) {
             let (are, of) = (there.len(), batch.tags.len());
             found.add(format!("{are} of {of} records of the batch of {} are there", batch.tags[0]));
         }
