@@ -295,7 +295,8 @@ impl Engine {
         }
         let mut missing = open.len();
         let end = cursor.delivered.min(head.tail);
-        let start = cursor.committed.clamp(head.floor, end);
+        // A remembered cursor may be far behind: retention has passed what it knows of.
+        let start = cursor.committed.max(head.floor).min(end);
         if let Some(newest) = cursor.lease.as_ref().filter(|l| l.newest && l.end > start) {
             // The one record that was delivered; one below it may have the same id.
             let to = newest.end.min(end);

@@ -138,3 +138,25 @@ async fn partitions_that_the_table_never_popped_from_expire_like_others() {
     }
     assert_eq!(f.engine.retain("s", None).await.unwrap(), 3);
 }
+
+#[tokio::test(start_paused = true)]
+async fn an_ack_of_what_retention_has_taken_is_refused() {
+    let f = Fixture::new();
+    f.configure("s", serde_json::json!({"leaseTime": 5, "maxWaitTimeSeconds": 10})).await;
+    f.push("p", &["0", "1", "2", "3"]).await;
+    let batch = f.pop("g", 2).await;
+    // Another process gets on with it, and what there was expires.
+    let other = f.restart();
+    f.pass(6.0).await;
+    for _ in 0..2 {
+        let popped = other.pop(pop_of("s", "g", 2)).await.unwrap();
+        let acks = popped.messages.iter().map(|m| ack_of(m, Verdict::Completed, &popped)).collect();
+        other.ack(Some("g"), acks).await.unwrap();
+    }
+    f.pass(10.0).await;
+    assert_eq!(other.retain("s", None).await.unwrap(), 4);
+    // This one knows how far retention has come, but remembers the cursor as it was.
+    f.payloads("s", "p").await;
+    let acked = f.ack("g", &batch, &[Verdict::Completed; 2]).await;
+    assert!(acked.iter().all(|a| a.error.is_some()), "{acked:?}");
+}
