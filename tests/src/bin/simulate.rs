@@ -23,6 +23,9 @@ struct Options {
     /// Runs this seed only, twice, and shows all of it.
     #[arg(long)]
     seed: Option<u64>,
+    /// With --seed: also tells what happened to a group on a partition, as `group@stream/partition`.
+    #[arg(long)]
+    trace: Option<String>,
     /// Plants a bug; the run succeeds when some seed catches it. `all` plants one after another.
     #[arg(long)]
     sabotage: Option<String>,
@@ -46,7 +49,7 @@ fn main() -> ExitCode {
         },
     };
     if let Some(seed) = options.seed {
-        return one(seed, bugs[0]);
+        return one(seed, bugs[0], options.trace.as_deref());
     }
     let mut good = true;
     for bug in bugs {
@@ -58,8 +61,14 @@ fn main() -> ExitCode {
     if good { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-fn one(seed: u64, bug: Option<Sabotage>) -> ExitCode {
-    let (first, second) = (sim::run(seed, bug), sim::run(seed, bug));
+fn one(seed: u64, bug: Option<Sabotage>, trace: Option<&str>) -> ExitCode {
+    let of = trace.and_then(|t| {
+        let (group, rest) = t.split_once('@')?;
+        let (stream, partition) = rest.split_once('/')?;
+        Some((group, stream, partition))
+    });
+    let (first, second) = (sim::run_traced(seed, bug, of), sim::run(seed, bug));
+    first.trace.iter().for_each(|line| println!("{line}"));
     print_counts(&first.counts);
     for violation in &first.violations {
         println!("{violation}");

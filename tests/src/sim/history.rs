@@ -245,4 +245,25 @@ impl History {
     pub fn records(messages: &[&Message]) -> Vec<(u64, Tag)> {
         messages.iter().map(|m| (m.record.offset, Self::tag_of(&m.record.payload))).collect()
     }
+
+    /// What happened to a group on a partition, a line for each delivery and settlement, in the order of time: for a
+    /// person who wants to know why a seed is broken.
+    pub fn trace(&self, group: &str, partition: &PartitionId) -> Vec<String> {
+        let mut lines = Vec::new();
+        let own = |d: &Delivery| d.group == group && d.partition == *partition;
+        for (place, d) in self.deliveries.iter().enumerate().filter(|(_, d)| own(d)) {
+            let lease = d.lease.get(..6).unwrap_or_default();
+            let (from, end, returned) = (d.from(), d.end(), d.returned);
+            let text =
+                format!("delivery {place}: {from}..{end} under {lease}, got at {returned:?}");
+            lines.push((d.invoked, text));
+            for s in self.settlements.iter().filter(|s| s.delivery == place) {
+                let verdicts = (s.verdicts.first(), s.verdicts.last());
+                let text = format!("delivery {place} {:?} {verdicts:?}: {:?}", s.by, s.answer);
+                lines.push((s.invoked, text));
+            }
+        }
+        lines.sort();
+        lines.into_iter().map(|(at, text)| format!("{at:?} {text}")).collect()
+    }
 }

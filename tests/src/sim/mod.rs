@@ -30,4 +30,4 @@ pub use checks::Violation;
 pub use history::History;
 pub use process::Process;
 pub use sabotage::Sabotage;
-pub use world::{Outcome, START_US, World, run};
+pub use world::{Outcome, START_US, World, run, run_traced};

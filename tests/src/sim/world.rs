@@ -189,6 +189,8 @@ pub struct Outcome {
     pub violations: Vec<Violation>,
     /// What happened how often.
     pub counts: std::collections::BTreeMap<&'static str, u64>,
+    /// What happened, as far as the caller asked for it.
+    pub trace: Vec<String>,
     /// A hash over everything that anybody saw and everything that is stored.
     pub fingerprint: u64,
 }
@@ -209,15 +211,27 @@ impl Outcome {
 /// # Panics
 /// If the runtime cannot be built.
 pub fn run(seed: u64, sabotage: Option<Sabotage>) -> Outcome {
+    run_traced(seed, sabotage, None)
+}
+
+/// Runs a seed, and tells what happened to a (group, stream, partition).
+///
+/// # Panics
+/// See [`run`].
+pub fn run_traced(
+    seed: u64,
+    sabotage: Option<Sabotage>,
+    of: Option<(&str, &str, &str)>,
+) -> Outcome {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_time()
         .start_paused(true)
         .build()
         .unwrap_or_else(|e| panic!("no runtime: {e}"));
-    runtime.block_on(async { live(seed, sabotage).await })
+    runtime.block_on(async { live(seed, sabotage, of).await })
 }
 
-async fn live(seed: u64, sabotage: Option<Sabotage>) -> Outcome {
+async fn live(seed: u64, sabotage: Option<Sabotage>, of: Option<(&str, &str, &str)>) -> Outcome {
     let world = Arc::new(World::new(seed, sabotage));
     let mut chance = Chance::new(seed);
     configure(&world).await;
@@ -233,6 +247,15 @@ async fn live(seed: u64, sabotage: Option<Sabotage>) -> Outcome {
     fair_weather(&world, &mut chance).await;
     let mut found = checks::check(&world, &mut chance).await;
 
+    let mut trace = Vec::new();
+    if let Some((group, stream, partition)) = of {
+        let engine = world.clean_engine(0);
+        let partitions = engine.partitions(stream, None, 1000).await.unwrap_or_default();
+        for info in partitions.iter().filter(|p| p.name == partition) {
+            trace.extend(world.history.lock().trace(group, &info.id));
+        }
+    }
+
     let mut history = world.history.lock();
     found.splice(0..0, std::mem::take(&mut history.violations));
     let mut hasher = std::hash::DefaultHasher::new();
@@ -245,7 +268,7 @@ async fn live(seed: u64, sabotage: Option<Sabotage>) -> Outcome {
         feed(format!("{name} {bytes}"));
     }
     let counts = history.counts.clone();
-    Outcome { seed, violations: found, counts, fingerprint: hasher.finish() }
+    Outcome { seed, violations: found, counts, trace, fingerprint: hasher.finish() }
 }
 
 async fn configure(world: &World) {

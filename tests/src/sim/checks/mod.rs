@@ -179,47 +179,6 @@ pub(crate) async fn check(world: &World, chance: &mut Chance) -> Vec<Violation> 
     let mut found = Found::new("log");
     let logs = Logs::read(&engine, &mut found).await;
     let mut all = found.into_violations();
-    if let Ok(spec) = std::env::var("SIM_TRACE") {
-        let (g, p) = spec.split_once('@').unwrap();
-        let (st, p) = p.split_once('/').unwrap();
-        let history = world.history.lock();
-        let id = logs.of(st).iter().find(|x| x.info.name == p).unwrap();
-        for r in &id.records {
-            eprintln!("log {} tag {}", r.offset, r.tag);
-        }
-        let mut lines = Vec::new();
-        for (i, d) in history
-            .deliveries
-            .iter()
-            .enumerate()
-            .filter(|(_, d)| d.group == g && d.partition == id.info.id)
-        {
-            lines.push((
-                d.invoked,
-                format!(
-                    "{:?} D{i} returned {:?} lease {} skew {} {:?}",
-                    d.invoked,
-                    d.returned,
-                    &d.lease[..6.min(d.lease.len())],
-                    d.skew_us,
-                    d.records
-                ),
-            ));
-            for s in history.settlements.iter().filter(|s| s.delivery == i) {
-                lines.push((
-                    s.invoked,
-                    format!(
-                        "{:?} S of D{i} {:?} {:?} -> {:?}",
-                        s.invoked, s.by, s.verdicts, s.answer
-                    ),
-                ));
-            }
-        }
-        lines.sort();
-        for l in lines {
-            eprintln!("{}", l.1);
-        }
-    }
     {
         let history = world.history.lock();
         all.extend(log::check(&history, &logs).into_violations());
