@@ -7,7 +7,9 @@
 use std::collections::BTreeMap;
 
 use axum::{Router, extract::State, http::StatusCode, response::Response, routing::get};
-use tidewheel_engine::{StreamSurvey, Survey, SurveyFilter};
+use tidewheel_engine::{
+    Backlog, GroupPosition, PartitionId, Standing, StreamSurvey, Survey, SurveyFilter,
+};
 
 use crate::{
     Api,
@@ -27,6 +29,12 @@ const QUEUES_MAX: i64 = 1_000;
 
 /// Partitions that the detail of a queue shows.
 const PARTITIONS: usize = 200;
+
+/// Partitions, over all queues, of which one answer tells what is left to do.
+const COUNTED: usize = 10_000;
+
+/// Partitions that one step reads.
+const STEP: usize = 500;
 
 /// Stretches of time in one answer: more would be a request for a longer one each.
 const POINTS: i64 = 10_000;
@@ -119,7 +127,11 @@ async fn overview(State(api): State<Api>, parameters: Parameters) -> Result<Resp
     let survey = api.engine().survey(&filter(&parameters)).await?;
     let stretches = window.counts(&api);
     let partitions: u64 = survey.streams.iter().map(|s| s.partitions).sum();
-    let records: u64 = survey.streams.iter().map(|s| s.records).sum();
+    let (mut counted, mut room) = (Counted::default(), COUNTED);
+    for stream in &survey.streams {
+        counted.add(&api, &stream.info.name, &mut room).await?;
+    }
+    let complete = survey.complete && !counted.partial;
     let mut all = Counts::default();
     stretches.values().for_each(|counts| all.add(*counts));
 
@@ -137,10 +149,10 @@ async fn overview(State(api): State<Api>, parameters: Parameters) -> Result<Resp
         json.end_object();
     }
     json.end_array().key("queues").object().key("total").number(survey.streams.len());
-    json.key("partitions").number(partitions).key("complete").bool(survey.complete).end_object();
-    messages(&mut json, records);
-    json.key("leases").object().key("active").null().end_object();
-    json.key("deadLetterQueue").object().key("total").null();
+    json.key("partitions").number(partitions).key("complete").bool(complete).end_object();
+    counted.members(&mut json);
+    json.key("leases").object().key("active").number(counted.leases).end_object();
+    json.key("deadLetterQueue").object().key("total").number(counted.dead_letters);
     json.key("filed").number(all.dead_lettered).end_object();
     json.key("workers").array();
     worker(&mut json, &api);
@@ -149,13 +161,52 @@ async fn overview(State(api): State<Api>, parameters: Parameters) -> Result<Resp
     Ok(json.into_response(StatusCode::OK))
 }
 
-/// What would cost a read of every group on every partition is null.
-fn messages(json: &mut Json, total: u64) {
-    json.key("messages").object().key("total").number(total);
-    for unknown in ["pending", "processing", "completed", "deadLetter"] {
-        json.key(unknown).null();
+/// What queues hold and what is left to do with it.
+#[derive(Default)]
+struct Counted {
+    backlog: Backlog,
+    dead_letters: u64,
+    leases: usize,
+    /// There are partitions that were not looked at.
+    partial: bool,
+}
+
+impl Counted {
+    /// Adds a queue, as far as there is room for its partitions.
+    async fn add(&mut self, api: &Api, queue: &str, room: &mut usize) -> Result<(), Failure> {
+        self.dead_letters +=
+            api.engine().dead_letter_counts(queue, None).await?.values().sum::<u64>();
+        let mut after: Option<PartitionId> = None;
+        loop {
+            let wanted = STEP.min(*room);
+            if wanted == 0 {
+                self.partial = true;
+                return Ok(());
+            }
+            let page = api.engine().standings(queue, None, after.as_ref(), wanted).await?;
+            page.iter().for_each(|standing| self.count(standing));
+            *room -= page.len().min(*room);
+            after = page.last().map(|s| s.partition.id);
+            if page.len() < wanted {
+                return Ok(());
+            }
+        }
     }
-    json.end_object();
+
+    fn count(&mut self, standing: &Standing) {
+        self.backlog += standing.backlog();
+        let held = |g: &&GroupPosition| g.position.as_ref().is_some_and(|p| p.held.is_some());
+        self.leases += standing.groups.iter().filter(held).count();
+    }
+
+    /// Records are done when the slowest group is done with them.
+    fn members(&self, json: &mut Json) {
+        json.key("messages").object().key("total").number(self.backlog.total);
+        json.key("pending").number(self.backlog.pending);
+        json.key("processing").number(self.backlog.processing);
+        json.key("completed").number(self.backlog.completed).key("failed").null();
+        json.key("deadLetter").number(self.dead_letters).end_object();
+    }
 }
 
 fn worker(json: &mut Json, api: &Api) {
@@ -177,9 +228,14 @@ async fn queues(State(api): State<Api>, parameters: Parameters) -> Result<Respon
     let mut json = Json::with_capacity(256 + streams.len().min(limit as usize) * 300);
     json.object().key("queues").array();
     let total = streams.len();
+    let (mut complete, mut room) = (complete, COUNTED);
     for stream in streams.iter().skip(offset as usize).take(limit as usize) {
+        let mut counted = Counted::default();
+        counted.add(&api, &stream.info.name, &mut room).await?;
+        complete &= !counted.partial;
         json.object();
         members(&mut json, stream);
+        counted.members(&mut json);
         json.end_object();
     }
     json.end_array().key("total").number(total).key("complete").bool(complete);
@@ -198,7 +254,6 @@ fn members(json: &mut Json, stream: &StreamSurvey) {
         Some(us) => json.time(us),
         None => json.null(),
     };
-    messages(json, stream.records);
 }
 
 /// `GET /api/v1/status/queues/{queue}`, with its first partitions in the order of their ids.
@@ -214,22 +269,29 @@ async fn queue(
     };
     let options = serde_json::to_vec(&stream.info.options)
         .map_err(|e| Failure::bad_request(format!("options: {e}")))?;
-    let partitions = engine.partitions(&queue, None, PARTITIONS).await?;
-    let mut json = Json::with_capacity(1024 + partitions.len() * 300);
+    let mut counted = Counted::default();
+    counted.add(&api, &queue, &mut COUNTED.clone()).await?;
+    let dead_letters = engine.dead_letter_counts(&queue, None).await?;
+    let shown = engine.standings(&queue, None, None, PARTITIONS).await?;
+
+    let mut json = Json::with_capacity(1024 + shown.len() * 300);
     json.object().key("queue").object();
     members(&mut json, stream);
     json.key("config").raw(&options).end_object().key("partitions").array();
-    for partition in &partitions {
-        let Some(extent) = engine.extent(&partition.id).await? else { continue };
+    for standing in &shown {
+        let partition = &standing.partition;
         json.object().key("id").plain(partition.id).key("name").string(&partition.name);
-        json.key("floor").number(extent.floor).key("tail").number(extent.tail);
-        messages(&mut json, extent.tail - extent.floor);
+        json.key("floor").number(standing.extent.floor).key("tail").number(standing.extent.tail);
+        let dead_letters = dead_letters.get(&partition.id).copied().unwrap_or(0);
+        let mut counted = Counted { dead_letters, ..Counted::default() };
+        counted.count(standing);
+        counted.members(&mut json);
         json.end_object();
     }
     json.end_array().key("totals").object();
-    messages(&mut json, stream.records);
+    counted.members(&mut json);
     json.key("partitions").number(stream.partitions).end_object();
-    json.key("complete").bool(survey.complete).end_object();
+    json.key("complete").bool(survey.complete && !counted.partial).end_object();
     Ok(json.into_response(StatusCode::OK))
 }
 

@@ -138,6 +138,7 @@ async fn status_tells_what_is_and_what_this_process_did() {
     server.pop("orders.eu", "g", 2).await;
     tokio::time::sleep(std::time::Duration::from_secs(600)).await;
     server.push("other", "q", [json!({"n": 1})]).await;
+    server.pop("orders.eu", "g", 2).await;
 
     assert_eq!(
         server.get("/status").await.with(200),
@@ -161,9 +162,14 @@ async fn status_tells_what_is_and_what_this_process_did() {
         points,
         [
             ("2025-11-24T16:00:00.000000Z", Some(4), Some(2)),
-            ("2025-11-24T16:10:00.000000Z", Some(1), Some(0))
+            ("2025-11-24T16:10:00.000000Z", Some(1), Some(2))
         ]
     );
+    let messages = json!({
+        "total": 5, "pending": 3, "processing": 2, "completed": 0, "failed": null, "deadLetter": 0
+    });
+    assert_eq!(status["messages"], messages);
+    assert_eq!(status["leases"]["active"], 1);
     let labelled = server.get("/api/v1/status?namespace=orders&task=eu").await.with(200);
     assert_eq!(counted(&labelled), (Some(1), Some(3)));
     assert_eq!(status["workers"].as_array().unwrap().len(), 1);
