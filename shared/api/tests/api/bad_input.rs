@@ -182,9 +182,8 @@ async fn too_many_bytes_at_once() {
     }
 }
 
-/// S36.
 #[tokio::test(start_paused = true)]
-async fn text_that_is_none() {
+async fn text_that_is_none_s36() {
     let server = server().await;
     let before = server.stored();
     for path in STRICT {

@@ -225,7 +225,7 @@ async fn a_batch_of_acks_answers_in_order_and_each_for_itself() {
 
 /// S8: a misspelt status is a failure.
 #[tokio::test(start_paused = true)]
-async fn a_misspelt_status_acknowledges_nothing() {
+async fn a_misspelt_status_acknowledges_nothing_s8() {
     let server = Server::new();
     server.push("q", "p", [json!({"n": 1})]).await;
     let messages = server.pop("q", "g", 1).await;

@@ -138,7 +138,7 @@ async fn a_message_has_every_field_that_sdks_read() {
 
 /// S35: names and ids are texts, however they are escaped on their way.
 #[tokio::test(start_paused = true)]
-async fn names_survive_escapes_in_bodies_and_paths() {
+async fn names_survive_escapes_in_bodies_and_paths_s35() {
     let server = Server::new();
     for (name, path) in [
         ("a&b<c>\"d\"", "a%26b%3Cc%3E%22d%22"),
@@ -179,7 +179,7 @@ async fn names_survive_escapes_in_bodies_and_paths() {
 
 /// S43: sorting by the millisecond and the id is sorting by offset.
 #[tokio::test(start_paused = true)]
-async fn messages_sort_by_time_and_id_as_by_offset() {
+async fn messages_sort_by_time_and_id_as_by_offset_s43() {
     let server = Server::new();
     for round in 0..5 {
         server.push("q", "p", (0..100).map(|i| json!({"n": round * 100 + i}))).await;

@@ -87,9 +87,9 @@ async fn a_client_that_leaves_cancels_its_pop() {
 }
 
 /// A client that writes all of a body that is too large before it reads gets the refusal, not a broken connection;
-/// and an empty answer leaves the connection usable (S39).
+/// and thousands of empty answers leave the connection usable.
 #[tokio::test]
-async fn refusals_and_empty_answers_keep_the_connection() {
+async fn refusals_and_empty_answers_keep_the_connection_s39() {
     let server = Server::with(Settings { max_body_bytes: 1000, ..Settings::default() });
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -104,7 +104,7 @@ async fn refusals_and_empty_answers_keep_the_connection() {
     let head = response(&mut client).await;
     assert!(head.starts_with("HTTP/1.1 413 "), "{head}");
 
-    for _ in 0..50 {
+    for _ in 0..2_000 {
         let request = "GET /api/v1/pop/queue/q HTTP/1.1\r\nhost: x\r\n\r\n";
         client.write_all(request.as_bytes()).await.unwrap();
         let head = response(&mut client).await;

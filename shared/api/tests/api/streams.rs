@@ -188,7 +188,7 @@ async fn state_comes_out_byte_for_byte_and_filtered() {
 
 /// S9, and everything else that refuses a cycle: 200, `success: false`, and nothing is kept.
 #[tokio::test(start_paused = true)]
-async fn a_refused_cycle_keeps_nothing() {
+async fn a_refused_cycle_keeps_nothing_s9() {
     let w = Worker::new().await;
     w.server.post("/api/v1/configure", json!({"queue": "out"})).await.with(200);
     let before = w.server.stored();

@@ -11,8 +11,10 @@ use bytes::Bytes;
 use serde_json::{Value, json};
 use tidewheel_api::{Api, Settings, router};
 use tidewheel_engine::Engine;
-use tidewheel_store::{Env, Faulty, Memory, faulty::Plan};
+use tidewheel_store::{Env, Faulty, faulty::Plan};
 use tower::ServiceExt;
+
+use crate::store::TestStore;
 
 /// 2025-11-24T16:00:00Z.
 pub(crate) const START_US: i64 = 1_764_000_000_000_000;
@@ -22,7 +24,7 @@ pub(crate) const NOBODY: &str = "00000000-0000-4000-8000-000000000000";
 
 pub(crate) struct Server {
     pub(crate) api: Api,
-    pub(crate) store: Arc<Memory>,
+    pub(crate) store: Arc<TestStore>,
     pub(crate) faults: Arc<Faulty>,
     pub(crate) router: Router,
 }
@@ -66,7 +68,7 @@ impl Server {
 
     pub(crate) fn with(settings: Settings) -> Self {
         let env = Env::simulated(7, START_US, 0);
-        let store = Arc::new(Memory::new());
+        let store = Arc::new(TestStore::new());
         let faults = Arc::new(Faulty::new(store.clone(), Plan::none(), env.clone()));
         let engine = Engine::new(faults.clone(), env, tidewheel_engine::Settings::default());
         let api = Api::new(engine, settings);

@@ -19,6 +19,10 @@ mod maintenance;
 mod produce;
 #[path = "../engine/reads.rs"]
 mod reads;
+#[path = "../engine/scenarios.rs"]
+mod scenarios;
+#[path = "../engine/standing.rs"]
+mod standing;
 #[path = "../engine/traces.rs"]
 mod traces;
 #[path = "../engine/transactions.rs"]

@@ -16,5 +16,7 @@ mod encryption;
 mod maintenance;
 mod produce;
 mod reads;
+mod scenarios;
+mod standing;
 mod traces;
 mod transactions;
