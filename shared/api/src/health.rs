@@ -2,9 +2,16 @@
 
 use axum::{extract::State, http::StatusCode, response::Response};
 
-use crate::{Api, json::Json};
+use crate::{Api, json::Json, openapi};
 
+/// `GET /health`: whether requests are served.
+///
 /// Asks the store one small question, so that `healthy` means that reads work.
+#[utoipa::path(
+    get, path = "/health", operation_id = "health", tag = "operate",
+    responses((status = 200, description = "Requests are served", body = openapi::Health),
+        (status = 503, description = "Requests are not served, or not for long", body = openapi::Health)),
+)]
 pub(crate) async fn health(State(api): State<Api>) -> Response {
     let database = match api.engine().streams(None, 1).await {
         Ok(_) => "connected",

@@ -6,7 +6,8 @@
 //!
 //! - `/api/v1`: produce and consume, as Queen's SDKs do;
 //! - `/streams/v1`: queries, their state, and the cycle;
-//! - `/health`, `/metrics` (JSON) and `/metrics/prometheus` (text).
+//! - `/health`, `/metrics` (JSON) and `/metrics/prometheus` (text);
+//! - `/openapi.json`, the description of all of these, and `/docs`, a page to read and try it.
 //!
 //! Three rules hold everywhere. A body is bounded before it is read and checked before it is parsed (`body`). What a
 //! producer sent as a payload is never parsed into values: its bytes are stored and returned verbatim, so `1.0`, big
@@ -27,6 +28,7 @@ mod health;
 mod json;
 mod metrics;
 mod observe;
+mod openapi;
 mod queen;
 mod query;
 mod series;
@@ -36,9 +38,10 @@ mod time;
 
 use std::sync::{Arc, atomic::AtomicUsize};
 
-use axum::{Router, middleware, routing::get};
+use axum::{Router, middleware};
 use tidewheel_engine::Engine;
 use tokio::sync::watch;
+use utoipa_axum::{router::OpenApiRouter, routes};
 
 use crate::{metrics::HttpMetrics, series::Series};
 
@@ -158,15 +161,28 @@ impl Api {
 ///
 /// Routes merged into it afterwards are served without the request's span and metrics, which cover what is known here.
 pub fn router(api: Api) -> Router {
-    Router::new()
-        .merge(queen::routes())
-        .merge(streams::routes())
-        .merge(status::routes())
-        .route("/health", get(health::health))
-        .route("/metrics", get(metrics::json))
-        .route("/metrics/prometheus", get(metrics::prometheus))
+    let (routes, description) = described().split_for_parts();
+    let description = openapi::complete(description, &api.settings().version);
+    routes
+        .merge(openapi::routes(&description))
         .fallback(error::no_such_route)
         .method_not_allowed_fallback(error::method_not_allowed)
         .layer(middleware::from_fn_with_state(api.clone(), observe::observe))
         .with_state(api)
+}
+
+/// The description of an API of this version, as `/openapi.json` serves it.
+pub fn description(version: &str) -> utoipa::openapi::OpenApi {
+    openapi::complete(described().into_openapi(), version)
+}
+
+/// The routes, and what each of them says of itself.
+fn described() -> OpenApiRouter<Api> {
+    OpenApiRouter::new()
+        .merge(queen::routes())
+        .merge(streams::routes())
+        .merge(status::routes())
+        .routes(routes!(health::health))
+        .routes(routes!(metrics::json))
+        .routes(routes!(metrics::prometheus))
 }

@@ -15,7 +15,7 @@ use axum::{
 };
 use parking_lot::Mutex;
 
-use crate::{Api, json::Json};
+use crate::{Api, json::Json, openapi};
 
 /// Upper bounds of the buckets of latencies, µs. A waiting pop may take a minute.
 const BUCKETS_US: [u64; 16] = [
@@ -100,7 +100,11 @@ fn counter_name(name: &str) -> String {
     format!("tidewheel_{}_total", name.strip_suffix("_total").unwrap_or(name))
 }
 
-/// `GET /metrics/prometheus`.
+/// `GET /metrics/prometheus`: what this process has counted.
+#[utoipa::path(
+    get, path = "/metrics/prometheus", operation_id = "prometheus", tag = "operate",
+    responses((status = 200, description = "Counters in the text format of Prometheus", body = String, content_type = "text/plain")),
+)]
 pub(crate) async fn prometheus(State(api): State<Api>) -> Response {
     let mut page = String::with_capacity(8 * 1024);
     // Writing to a string cannot fail.
@@ -168,6 +172,10 @@ fn show(
 }
 
 /// `GET /metrics`: the same in JSON. `cpu` and `memory` are the operating system's to measure, and null here.
+#[utoipa::path(
+    get, path = "/metrics", operation_id = "metrics", tag = "operate",
+    responses((status = 200, description = "The same as JSON", body = openapi::Metrics)),
+)]
 pub(crate) async fn json(State(api): State<Api>) -> Response {
     let mut json = Json::with_capacity(4 * 1024);
     json.object().key("version").string(&api.settings().version);

@@ -6,16 +6,19 @@
 
 use std::collections::BTreeMap;
 
-use axum::{Router, extract::State, http::StatusCode, response::Response, routing::get};
+use axum::{extract::State, http::StatusCode, response::Response};
 use tidewheel_engine::{
     Backlog, GroupPosition, PartitionId, Standing, StreamSurvey, Survey, SurveyFilter,
 };
+
+use utoipa_axum::{router::OpenApiRouter, routes};
 
 use crate::{
     Api,
     body::Segments,
     error::Failure,
     json::Json,
+    openapi,
     query::Parameters,
     series::{Counts, MINUTE_US},
     time,
@@ -41,18 +44,18 @@ const POINTS: i64 = 10_000;
 
 const HOUR_US: i64 = 60 * MINUTE_US;
 
-pub(crate) fn routes() -> Router<Api> {
-    Router::new()
-        .route("/status", get(alive))
-        .route("/api/v1/status", get(overview))
-        .route("/api/v1/status/queues", get(queues))
-        .route("/api/v1/status/queues/{queue}", get(queue))
-        .route("/api/v1/status/analytics", get(analytics))
-        .route("/api/v1/status/buffers", get(buffers))
-        .route("/api/v1/analytics/system-metrics", get(system_metrics))
-        .route("/api/v1/analytics/worker-metrics", get(worker_metrics))
-        .route("/api/v1/analytics/queue-ops", get(queue_ops))
-        .route("/api/v1/analytics/retention", get(retention))
+pub(crate) fn routes() -> OpenApiRouter<Api> {
+    OpenApiRouter::new()
+        .routes(routes!(alive))
+        .routes(routes!(overview))
+        .routes(routes!(queues))
+        .routes(routes!(queue))
+        .routes(routes!(analytics))
+        .routes(routes!(buffers))
+        .routes(routes!(system_metrics))
+        .routes(routes!(worker_metrics))
+        .routes(routes!(queue_ops))
+        .routes(routes!(retention))
 }
 
 /// A stretch of time that a request asks about, and how it is divided.
@@ -115,13 +118,22 @@ fn filter(parameters: &Parameters) -> SurveyFilter {
 }
 
 /// `GET /status`: the process answers. `/health` tells whether it can do its work.
+#[utoipa::path(
+    get, path = "/status", operation_id = "alive", tag = "operate",
+    responses((status = 200, description = "The process answers", body = openapi::Alive)),
+)]
 async fn alive() -> Response {
     let mut json = Json::with_capacity(64);
     json.object().key("status").plain("ok").key("engine").plain("tidewheel").end_object();
     json.into_response(StatusCode::OK)
 }
 
-/// `GET /api/v1/status`.
+/// `GET /api/v1/status`: the whole, now and over time.
+#[utoipa::path(
+    get, path = "/api/v1/status", operation_id = "status", tag = "operate",
+    params(openapi::WindowParameters),
+    responses((status = 200, description = "The whole, now and over time", body = openapi::StatusOverview)),
+)]
 async fn overview(State(api): State<Api>, parameters: Parameters) -> Result<Response, Failure> {
     let window = Window::read(&api, &parameters, HOUR_US)?;
     let survey = api.engine().survey(&filter(&parameters)).await?;
@@ -221,6 +233,11 @@ fn worker(json: &mut Json, api: &Api) {
 }
 
 /// `GET /api/v1/status/queues`, by name, a page at a time.
+#[utoipa::path(
+    get, path = "/api/v1/status/queues", operation_id = "statusQueues", tag = "operate",
+    params(openapi::QueueFilter),
+    responses((status = 200, description = "Queues in numbers", body = openapi::StatusQueues)),
+)]
 async fn queues(State(api): State<Api>, parameters: Parameters) -> Result<Response, Failure> {
     let limit = parameters.number("limit")?.unwrap_or(QUEUES).clamp(1, QUEUES_MAX);
     let offset = parameters.number("offset")?.unwrap_or(0).max(0);
@@ -257,6 +274,11 @@ fn members(json: &mut Json, stream: &StreamSurvey) {
 }
 
 /// `GET /api/v1/status/queues/{queue}`, with its first partitions in the order of their ids.
+#[utoipa::path(
+    get, path = "/api/v1/status/queues/{queue}", operation_id = "statusQueue", tag = "operate",
+    params(("queue" = String, Path, min_length = 1)),
+    responses((status = 200, description = "A queue in numbers", body = openapi::StatusQueueDetail)),
+)]
 async fn queue(
     State(api): State<Api>,
     Segments(queue): Segments<String>,
@@ -296,6 +318,11 @@ async fn queue(
 }
 
 /// `GET /api/v1/status/analytics`: messages by the time they came, as far as retention has left them.
+#[utoipa::path(
+    get, path = "/api/v1/status/analytics", operation_id = "analytics", tag = "operate",
+    params(openapi::WindowParameters, openapi::IntervalParameter),
+    responses((status = 200, description = "Messages by the time they came", body = openapi::Analytics)),
+)]
 async fn analytics(State(api): State<Api>, parameters: Parameters) -> Result<Response, Failure> {
     let window = Window::read(&api, &parameters, 24 * HOUR_US)?;
     let (interval, stretch_us) = match parameters.text("interval") {
@@ -321,6 +348,10 @@ async fn analytics(State(api): State<Api>, parameters: Parameters) -> Result<Res
 }
 
 /// `GET /api/v1/status/buffers`: there is no buffer, so nothing waits in it.
+#[utoipa::path(
+    get, path = "/api/v1/status/buffers", operation_id = "buffers", tag = "operate",
+    responses((status = 200, description = "There is no buffer", body = openapi::Buffers)),
+)]
 async fn buffers(State(api): State<Api>) -> Response {
     let healthy = api.engine().streams(None, 1).await.is_ok();
     let mut json = Json::with_capacity(96);
@@ -330,6 +361,11 @@ async fn buffers(State(api): State<Api>) -> Response {
 }
 
 /// `GET /api/v1/analytics/system-metrics`: this process over time. What the operating system knows is null.
+#[utoipa::path(
+    get, path = "/api/v1/analytics/system-metrics", operation_id = "systemMetrics", tag = "operate",
+    params(openapi::TimeParameters),
+    responses((status = 200, description = "This process over time", body = openapi::SystemMetrics)),
+)]
 async fn system_metrics(
     State(api): State<Api>,
     parameters: Parameters,
@@ -351,6 +387,11 @@ async fn system_metrics(
 }
 
 /// `GET /api/v1/analytics/worker-metrics`: what this process did over time.
+#[utoipa::path(
+    get, path = "/api/v1/analytics/worker-metrics", operation_id = "workerMetrics", tag = "operate",
+    params(openapi::TimeParameters),
+    responses((status = 200, description = "What this process did over time", body = openapi::WorkerMetrics)),
+)]
 async fn worker_metrics(
     State(api): State<Api>,
     parameters: Parameters,
@@ -386,6 +427,11 @@ fn work(json: &mut Json, counts: &Counts) {
 
 /// `GET /api/v1/analytics/queue-ops`: messages by queue and by the time they came, from the log. What the log does not
 /// tell is null.
+#[utoipa::path(
+    get, path = "/api/v1/analytics/queue-ops", operation_id = "queueOperations", tag = "operate",
+    params(openapi::WindowParameters),
+    responses((status = 200, description = "Messages by queue and time", body = openapi::QueueOps)),
+)]
 async fn queue_ops(State(api): State<Api>, parameters: Parameters) -> Result<Response, Failure> {
     let window = Window::read(&api, &parameters, HOUR_US)?;
     let wanted = filter(&parameters);
@@ -431,6 +477,11 @@ async fn queue_ops(State(api): State<Api>, parameters: Parameters) -> Result<Res
 }
 
 /// `GET /api/v1/analytics/retention`: what this process deleted for its age.
+#[utoipa::path(
+    get, path = "/api/v1/analytics/retention", operation_id = "retention", tag = "operate",
+    params(openapi::TimeParameters),
+    responses((status = 200, description = "What was deleted for its age", body = openapi::Retention)),
+)]
 async fn retention(State(api): State<Api>, parameters: Parameters) -> Result<Response, Failure> {
     let window = Window::read(&api, &parameters, HOUR_US)?;
     let mut stretches = window.counts(&api);

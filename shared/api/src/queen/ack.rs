@@ -13,6 +13,7 @@ use crate::{
     body::{Body, Object, Text, filled},
     error::{Failure, shortened},
     json::Json,
+    openapi,
 };
 
 #[derive(Deserialize)]
@@ -57,6 +58,12 @@ struct Batch<'a> {
     consumer_group: Option<Text<'a>>,
 }
 
+/// `POST /api/v1/ack`: what became of one message.
+#[utoipa::path(
+    post, path = "/api/v1/ack", operation_id = "ack", tag = "consume",
+    request_body = openapi::AckRequest,
+    responses((status = 200, description = "What became of it", body = Vec<openapi::AckResult>)),
+)]
 pub(crate) async fn single(State(api): State<Api>, body: Body) -> Result<Response, Failure> {
     let Single { transaction_id, partition_id, status, lease_id, error, consumer_group } =
         body.parse()?;
@@ -64,6 +71,12 @@ pub(crate) async fn single(State(api): State<Api>, body: Body) -> Result<Respons
     acknowledge(&api, filled(&consumer_group), &[Object(item)]).await
 }
 
+/// `POST /api/v1/ack/batch`: what became of many.
+#[utoipa::path(
+    post, path = "/api/v1/ack/batch", operation_id = "ackBatch", tag = "consume",
+    request_body = openapi::AckBatchRequest,
+    responses((status = 200, description = "What became of each, in order", body = Vec<openapi::AckResult>)),
+)]
 pub(crate) async fn batch(State(api): State<Api>, body: Body) -> Result<Response, Failure> {
     let Batch { acknowledgments, consumer_group } = body.parse()?;
     acknowledge(&api, filled(&consumer_group), &acknowledgments).await

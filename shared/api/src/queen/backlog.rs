@@ -7,7 +7,7 @@ use axum::{extract::State, http::StatusCode, response::Response};
 use tidewheel_engine::{Backlog, PartitionId, Standing, StreamInfo};
 
 use super::{groups::seconds_behind, resources};
-use crate::{Api, body::Segments, error::Failure, json::Json, query::Parameters};
+use crate::{Api, body::Segments, error::Failure, json::Json, openapi, query::Parameters};
 
 /// Partitions that a depth or a ranking looks at, over all queues.
 const LOOKED_AT: usize = 10_000;
@@ -67,6 +67,11 @@ async fn partitions(
 }
 
 /// `GET /api/v1/resources/queues/{queue}/depth?group=`: of a group, or as the slowest group sees it.
+#[utoipa::path(
+    get, path = "/api/v1/resources/queues/{queue}/depth", operation_id = "queueDepth", tag = "administer",
+    params(("queue" = String, Path, min_length = 1), openapi::DepthParameters),
+    responses((status = 200, description = "What is left to do", body = openapi::Depth)),
+)]
 pub(crate) async fn depth(
     State(api): State<Api>,
     Segments(queue): Segments<String>,
@@ -108,6 +113,11 @@ pub(crate) async fn depth(
 }
 
 /// `GET /api/v1/resources/partitions?queue=&limit=`: the partitions that hold most, as the slowest group sees them.
+#[utoipa::path(
+    get, path = "/api/v1/resources/partitions", operation_id = "rankPartitions", tag = "administer",
+    params(openapi::RankingParameters),
+    responses((status = 200, description = "Partitions, those with most to do first", body = openapi::Ranking)),
+)]
 pub(crate) async fn ranking(
     State(api): State<Api>,
     parameters: Parameters,
@@ -149,6 +159,10 @@ pub(crate) async fn ranking(
 
 /// `GET /api/v1/resources/overview`: everything in a few numbers, over the first [`QUEUES`] queues and [`LOOKED_AT`]
 /// partitions.
+#[utoipa::path(
+    get, path = "/api/v1/resources/overview", operation_id = "overview", tag = "administer",
+    responses((status = 200, description = "Everything in a few numbers", body = openapi::Overview)),
+)]
 pub(crate) async fn overview(State(api): State<Api>) -> Result<Response, Failure> {
     let engine = api.engine();
     let queues = engine.streams(None, QUEUES).await?;

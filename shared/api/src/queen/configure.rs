@@ -4,8 +4,14 @@ use axum::{extract::State, http::StatusCode, response::Response};
 use serde_json::{Map, Value};
 use tidewheel_engine::Configure;
 
-use crate::{Api, body::Body, error::Failure, json::Json};
+use crate::{Api, body::Body, error::Failure, json::Json, openapi};
 
+/// `POST /api/v1/configure`: makes a queue or changes its options.
+#[utoipa::path(
+    post, path = "/api/v1/configure", operation_id = "configure", tag = "produce",
+    request_body = openapi::ConfigureRequest,
+    responses((status = 200, description = "The queue as it is", body = openapi::Configured)),
+)]
 pub(crate) async fn configure(State(api): State<Api>, body: Body) -> Result<Response, Failure> {
     let (queue, configure) = read(body.parse()?)?;
     let info = api.engine().configure(&queue, configure).await?;

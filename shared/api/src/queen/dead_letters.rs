@@ -3,7 +3,7 @@
 use axum::{extract::State, http::StatusCode, response::Response};
 use tidewheel_engine::{DeadLetter, Replayed};
 
-use crate::{Api, body::Segments, error::Failure, json::Json, query::Parameters};
+use crate::{Api, body::Segments, error::Failure, json::Json, openapi, query::Parameters};
 
 /// Dead letters in a page when the request names no number.
 const PAGE: i64 = 100;
@@ -15,6 +15,11 @@ const PAGE_MAX: i64 = 1_000;
 const QUEUES: usize = 1_000;
 
 /// `GET /api/v1/dlq`. `total` is the number of all that match, whatever the page.
+#[utoipa::path(
+    get, path = "/api/v1/dlq", operation_id = "listDeadLetters", tag = "administer",
+    params(openapi::DeadLetterParameters, openapi::OffsetPage),
+    responses((status = 200, description = "Dead letters, newest first", body = openapi::DeadLetters)),
+)]
 pub(crate) async fn list(
     State(api): State<Api>,
     parameters: Parameters,
@@ -63,6 +68,11 @@ pub(crate) async fn list(
 }
 
 /// `DELETE /api/v1/dlq?queue=`, of one group with `consumerGroup`.
+#[utoipa::path(
+    delete, path = "/api/v1/dlq", operation_id = "purgeDeadLetters", tag = "administer",
+    params(openapi::DeadLetterParameters),
+    responses((status = 200, description = "Deleted", body = openapi::Purged)),
+)]
 pub(crate) async fn purge(
     State(api): State<Api>,
     parameters: Parameters,
@@ -78,7 +88,13 @@ pub(crate) async fn purge(
     Ok(json.into_response(StatusCode::OK))
 }
 
-/// `POST /api/v1/dlq/{id}/replay`.
+/// `POST /api/v1/dlq/{id}/replay`: pushes a dead letter again, once.
+#[utoipa::path(
+    post, path = "/api/v1/dlq/{id}/replay", operation_id = "replayDeadLetter", tag = "administer",
+    params(("id" = String, Path, min_length = 1)),
+    responses((status = 200, description = "Pushed again, or it was before", body = openapi::ReplayAnswer),
+        (status = 404, description = "No such dead letter", body = openapi::NoDeadLetter)),
+)]
 pub(crate) async fn replay(
     State(api): State<Api>,
     Segments(id): Segments<String>,

@@ -12,6 +12,7 @@ use crate::{
     body::{Body, Segments, Text, filled},
     error::{Failure, shortened},
     json::Json,
+    openapi,
     query::Parameters,
     time,
 };
@@ -29,6 +30,11 @@ const PARTITIONS: i64 = 200;
 const STABLE_SECONDS: i64 = 300;
 
 /// `GET /api/v1/consumer-groups`: every group on every queue, of the first [`QUEUES`] after `after`.
+#[utoipa::path(
+    get, path = "/api/v1/consumer-groups", operation_id = "listGroups", tag = "administer",
+    params(openapi::AfterPage),
+    responses((status = 200, description = "Groups on queues", body = Vec<openapi::GroupRow>)),
+)]
 pub(crate) async fn list(
     State(api): State<Api>,
     parameters: Parameters,
@@ -110,6 +116,11 @@ pub(crate) async fn seconds_behind(api: &Api, standing: &Standing) -> Result<Opt
 
 /// `GET /api/v1/consumer-groups/{group}`: by queue, the partitions that the group has come to, a page of each queue's:
 /// `limit`, and `after` with a partition's id.
+#[utoipa::path(
+    get, path = "/api/v1/consumer-groups/{group}", operation_id = "group", tag = "administer",
+    params(("group" = String, Path, min_length = 1), openapi::AfterPage),
+    responses((status = 200, description = "How far the group has come, by queue", body = openapi::GroupDetail)),
+)]
 pub(crate) async fn detail(
     State(api): State<Api>,
     Segments(group): Segments<String>,
@@ -152,6 +163,11 @@ pub(crate) async fn detail(
 }
 
 /// `GET /api/v1/consumer-groups/lagging?minLagSeconds=`, the longest lag first.
+#[utoipa::path(
+    get, path = "/api/v1/consumer-groups/lagging", operation_id = "laggingGroups", tag = "administer",
+    params(openapi::LagParameters),
+    responses((status = 200, description = "Partitions on which groups lag, the longest lag first", body = Vec<openapi::LagRow>)),
+)]
 pub(crate) async fn lagging(
     State(api): State<Api>,
     parameters: Parameters,
@@ -198,6 +214,12 @@ struct Subscription<'a> {
 
 /// `POST /api/v1/consumer-groups/{group}/subscription`: moves where the group starts on partitions that it has not come
 /// to.
+#[utoipa::path(
+    post, path = "/api/v1/consumer-groups/{group}/subscription", operation_id = "moveSubscription", tag = "administer",
+    params(("group" = String, Path, min_length = 1)),
+    request_body = openapi::SubscriptionRequest,
+    responses((status = 200, description = "Moved", body = openapi::SubscriptionAnswer)),
+)]
 pub(crate) async fn subscription(
     State(api): State<Api>,
     Segments(group): Segments<String>,
@@ -221,6 +243,11 @@ pub(crate) async fn subscription(
 
 /// `DELETE /api/v1/consumer-groups/{group}`. With `deleteMetadata=false` the group stays registered as it was, and its
 /// positions go back to where that began.
+#[utoipa::path(
+    delete, path = "/api/v1/consumer-groups/{group}", operation_id = "deleteGroup", tag = "administer",
+    params(("group" = String, Path, min_length = 1), openapi::DeleteGroupParameters),
+    responses((status = 200, description = "Deleted", body = openapi::GroupDeleted)),
+)]
 pub(crate) async fn delete(
     State(api): State<Api>,
     Segments(group): Segments<String>,
@@ -229,7 +256,12 @@ pub(crate) async fn delete(
     deleted(&api, &group, None, &parameters).await
 }
 
-/// `DELETE /api/v1/consumer-groups/{group}/queues/{queue}`.
+/// `DELETE /api/v1/consumer-groups/{group}/queues/{queue}`: the same on one queue.
+#[utoipa::path(
+    delete, path = "/api/v1/consumer-groups/{group}/queues/{queue}", operation_id = "deleteGroupOnQueue", tag = "administer",
+    params(("group" = String, Path, min_length = 1), ("queue" = String, Path, min_length = 1), openapi::DeleteGroupParameters),
+    responses((status = 200, description = "Deleted", body = openapi::GroupDeleted)),
+)]
 pub(crate) async fn delete_on_queue(
     State(api): State<Api>,
     Segments((group, queue)): Segments<(String, String)>,
@@ -273,7 +305,13 @@ struct Seek<'a> {
     timestamp: Option<Text<'a>>,
 }
 
-/// `POST …/{group}/queues/{queue}/seek`.
+/// `POST …/{group}/queues/{queue}/seek`: moves a group on a queue.
+#[utoipa::path(
+    post, path = "/api/v1/consumer-groups/{group}/queues/{queue}/seek", operation_id = "seek", tag = "administer",
+    params(("group" = String, Path, min_length = 1), ("queue" = String, Path, min_length = 1)),
+    request_body = openapi::SeekRequest,
+    responses((status = 200, description = "Moved", body = openapi::SeekAnswer)),
+)]
 pub(crate) async fn seek(
     State(api): State<Api>,
     Segments((group, queue)): Segments<(String, String)>,
@@ -283,6 +321,12 @@ pub(crate) async fn seek(
 }
 
 /// `POST …/{group}/queues/{queue}/partitions/{partition}/seek`. An empty body is to the end.
+#[utoipa::path(
+    post, path = "/api/v1/consumer-groups/{group}/queues/{queue}/partitions/{partition}/seek", operation_id = "seekPartition", tag = "administer",
+    params(("group" = String, Path, min_length = 1), ("queue" = String, Path, min_length = 1), ("partition" = String, Path, min_length = 1)),
+    request_body = Option<openapi::SeekRequest>,
+    responses((status = 200, description = "Moved", body = openapi::SeekAnswer)),
+)]
 pub(crate) async fn seek_partition(
     State(api): State<Api>,
     Segments((group, queue, partition)): Segments<(String, String, String)>,

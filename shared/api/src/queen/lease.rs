@@ -8,6 +8,7 @@ use crate::{
     body::{Body, Segments},
     error::Failure,
     json::Json,
+    openapi,
 };
 
 /// Seconds from now that a lease gets when the request names none.
@@ -18,7 +19,15 @@ struct Request {
     seconds: i64,
 }
 
+/// `POST /api/v1/lease/{lease}/extend`: more time.
+///
 /// A body that is empty or no request is one for [`SECONDS`]: SDKs send none.
+#[utoipa::path(
+    post, path = "/api/v1/lease/{lease}/extend", operation_id = "extendLease", tag = "consume",
+    params(("lease" = String, Path, min_length = 1)),
+    request_body = Option<openapi::ExtendRequest>,
+    responses((status = 200, description = "Extended, or not held any more", body = openapi::Extended)),
+)]
 pub(crate) async fn extend(
     State(api): State<Api>,
     Segments(lease_id): Segments<String>,

@@ -13,7 +13,7 @@ use super::{
     dead_letters::{missing, replayed},
     trace_id,
 };
-use crate::{Api, body::Segments, error::Failure, json::Json, query::Parameters, time};
+use crate::{Api, body::Segments, error::Failure, json::Json, openapi, query::Parameters, time};
 
 /// Messages in a page of the listing when the request names no number.
 const PAGE: i64 = 200;
@@ -61,7 +61,12 @@ fn mode<'a>(json: &mut Json, groups: impl Iterator<Item = &'a str>) {
     json.key("busGroupsCount").number(buses).end_object();
 }
 
-/// `GET /api/v1/messages/{partition}/{transaction}`.
+/// `GET /api/v1/messages/{partition}/{transaction}`: one message, and what groups have made of it.
+#[utoipa::path(
+    get, path = "/api/v1/messages/{partition}/{transaction}", operation_id = "message", tag = "administer",
+    params(("partition" = String, Path, min_length = 1), ("transaction" = String, Path, min_length = 1)),
+    responses((status = 200, description = "The message", body = openapi::MessageDetail)),
+)]
 pub(crate) async fn detail(
     State(api): State<Api>,
     Segments((partition, transaction)): Segments<(String, String)>,
@@ -142,6 +147,12 @@ fn time_or_null(json: &mut Json, us: Option<i64>) {
 
 /// `DELETE /api/v1/messages/{partition}/{transaction}`: deletes the message's dead letter, the newest, or that of
 /// `consumerGroup`. Anything else is not found.
+#[utoipa::path(
+    delete, path = "/api/v1/messages/{partition}/{transaction}", operation_id = "deleteDeadLetter", tag = "administer",
+    params(("partition" = String, Path, min_length = 1), ("transaction" = String, Path, min_length = 1), openapi::GroupParameter),
+    responses((status = 200, description = "Deleted", body = openapi::Done),
+        (status = 404, description = "No such dead letter", body = openapi::NoDeadLetter)),
+)]
 pub(crate) async fn delete(
     State(api): State<Api>,
     Segments((partition, transaction)): Segments<(String, String)>,
@@ -160,6 +171,12 @@ pub(crate) async fn delete(
 }
 
 /// `POST /api/v1/messages/{partition}/{transaction}/retry`: replays the message's dead letter, chosen in the same way.
+#[utoipa::path(
+    post, path = "/api/v1/messages/{partition}/{transaction}/retry", operation_id = "retryMessage", tag = "administer",
+    params(("partition" = String, Path, min_length = 1), ("transaction" = String, Path, min_length = 1), openapi::GroupParameter),
+    responses((status = 200, description = "Pushed again, or it was before", body = openapi::ReplayAnswer),
+        (status = 404, description = "No such dead letter", body = openapi::NoDeadLetter)),
+)]
 pub(crate) async fn retry(
     State(api): State<Api>,
     Segments((partition, transaction)): Segments<(String, String)>,
@@ -219,6 +236,11 @@ impl Ord for Listed {
 /// `GET /api/v1/messages`: the newest first, of a queue, of one of its partitions, or of the queues with these labels;
 /// from the last hour, unless `from` and `to` say otherwise. `total` is the number in this page. The first
 /// [`PARTITIONS`] partitions of each queue are looked at.
+#[utoipa::path(
+    get, path = "/api/v1/messages", operation_id = "listMessages", tag = "administer",
+    params(openapi::MessageParameters),
+    responses((status = 200, description = "Messages, newest first", body = openapi::Messages)),
+)]
 pub(crate) async fn list(
     State(api): State<Api>,
     parameters: Parameters,

@@ -20,55 +20,52 @@ mod trace_id;
 mod traces;
 mod transaction;
 
-use axum::{
-    Router,
-    routing::{delete, get, post},
-};
 use tidewheel_engine::{QUEUE_MODE_GROUP, Verdict};
+use utoipa_axum::{
+    router::{OpenApiRouter, UtoipaMethodRouter},
+    routes,
+};
 
 use crate::{Api, error};
 
-pub(crate) fn routes() -> Router<Api> {
-    // A HEAD would be served by the GET handler, and a pop is no harmless read.
-    let pop_only = |pop: axum::routing::MethodRouter<Api>| pop.head(error::method_not_allowed);
-    Router::new()
+pub(crate) fn routes() -> OpenApiRouter<Api> {
+    OpenApiRouter::new()
         .merge(reads::routes())
         .merge(traces::routes())
         .merge(system::routes())
-        .route("/api/v1/configure", post(configure::configure))
-        .route("/api/v1/push", post(push::push))
-        .route("/api/v1/pop", pop_only(get(pop::discover)))
-        .route("/api/v1/pop/queue/{queue}", pop_only(get(pop::queue)))
-        .route("/api/v1/pop/queue/{queue}/partition/{partition}", pop_only(get(pop::partition)))
-        .route("/api/v1/ack", post(ack::single))
-        .route("/api/v1/ack/batch", post(ack::batch))
-        .route("/api/v1/lease/{lease}/extend", post(lease::extend))
-        .route("/api/v1/transaction", post(transaction::transaction))
-        .route("/api/v1/dlq", get(dead_letters::list).delete(dead_letters::purge))
-        .route("/api/v1/dlq/{id}/replay", post(dead_letters::replay))
-        .route("/api/v1/messages", get(messages::list))
-        .route(
-            "/api/v1/messages/{partition}/{transaction}",
-            get(messages::detail).delete(messages::delete),
-        )
-        .route("/api/v1/messages/{partition}/{transaction}/retry", post(messages::retry))
-        .route("/api/v1/consumer-groups", get(groups::list))
-        .route("/api/v1/consumer-groups/lagging", get(groups::lagging))
-        .route("/api/v1/consumer-groups/{group}", get(groups::detail).delete(groups::delete))
-        .route("/api/v1/consumer-groups/{group}/subscription", post(groups::subscription))
-        .route("/api/v1/consumer-groups/{group}/queues/{queue}", delete(groups::delete_on_queue))
-        .route("/api/v1/consumer-groups/{group}/queues/{queue}/seek", post(groups::seek))
-        .route(
-            "/api/v1/consumer-groups/{group}/queues/{queue}/partitions/{partition}/seek",
-            post(groups::seek_partition),
-        )
-        .route("/api/v1/resources/overview", get(backlog::overview))
-        .route("/api/v1/resources/partitions", get(backlog::ranking))
-        .route("/api/v1/resources/queues/{queue}/depth", get(backlog::depth))
-        .route("/api/v1/resources/namespaces", get(resources::namespaces))
-        .route("/api/v1/resources/tasks", get(resources::tasks))
-        .route("/api/v1/resources/queues", get(resources::list))
-        .route("/api/v1/resources/queues/{queue}", get(resources::detail).delete(resources::delete))
+        .routes(routes!(configure::configure))
+        .routes(routes!(push::push))
+        .routes(without_head(routes!(pop::discover)))
+        .routes(without_head(routes!(pop::queue)))
+        .routes(without_head(routes!(pop::partition)))
+        .routes(routes!(ack::single))
+        .routes(routes!(ack::batch))
+        .routes(routes!(lease::extend))
+        .routes(routes!(transaction::transaction))
+        .routes(routes!(dead_letters::list, dead_letters::purge))
+        .routes(routes!(dead_letters::replay))
+        .routes(routes!(messages::list))
+        .routes(routes!(messages::detail, messages::delete))
+        .routes(routes!(messages::retry))
+        .routes(routes!(groups::list))
+        .routes(routes!(groups::lagging))
+        .routes(routes!(groups::detail, groups::delete))
+        .routes(routes!(groups::subscription))
+        .routes(routes!(groups::delete_on_queue))
+        .routes(routes!(groups::seek))
+        .routes(routes!(groups::seek_partition))
+        .routes(routes!(backlog::overview))
+        .routes(routes!(backlog::ranking))
+        .routes(routes!(backlog::depth))
+        .routes(routes!(resources::namespaces))
+        .routes(routes!(resources::tasks))
+        .routes(routes!(resources::list))
+        .routes(routes!(resources::detail, resources::delete))
+}
+
+/// A HEAD would be served by the handler of the GET, and a pop is no harmless read.
+fn without_head((schemas, paths, pop): UtoipaMethodRouter<Api>) -> UtoipaMethodRouter<Api> {
+    (schemas, paths, pop.head(error::method_not_allowed))
 }
 
 /// What a status says. The table is exact and knows its case: a misspelt `Completed` is a failure, never an

@@ -14,7 +14,7 @@ use axum::{
 use tidewheel_engine::{Message, Pop, PopTarget, Popped, SubscriptionMode, limits};
 
 use super::{group_name, trace_id};
-use crate::{Api, body::Segments, error::Failure, json::Json, query::Parameters, time};
+use crate::{Api, body::Segments, error::Failure, json::Json, openapi, query::Parameters, time};
 
 /// Milliseconds that a waiting pop waits when it does not say.
 const WAIT_MS: i64 = 30_000;
@@ -22,6 +22,13 @@ const WAIT_MS: i64 = 30_000;
 /// Bytes of one message in the answer, roughly, without its payload.
 const ENVELOPE_BYTES: usize = 420;
 
+/// `GET /api/v1/pop/queue/{queue}`: messages of any partitions of a queue.
+#[utoipa::path(
+    get, path = "/api/v1/pop/queue/{queue}", operation_id = "popQueue", tag = "consume",
+    params(("queue" = String, Path, min_length = 1), openapi::PopParameters),
+    responses((status = 200, description = "Messages under a lease", body = openapi::Popped),
+        (status = 204, description = "There is nothing")),
+)]
 pub(crate) async fn queue(
     State(api): State<Api>,
     Segments(stream): Segments<String>,
@@ -30,6 +37,13 @@ pub(crate) async fn queue(
     pop(&api, PopTarget::Stream { stream }, &parameters).await
 }
 
+/// `GET /api/v1/pop/queue/{queue}/partition/{partition}`: messages of one partition.
+#[utoipa::path(
+    get, path = "/api/v1/pop/queue/{queue}/partition/{partition}", operation_id = "popPartition", tag = "consume",
+    params(("queue" = String, Path, min_length = 1), ("partition" = String, Path, min_length = 1), openapi::PopParameters),
+    responses((status = 200, description = "Messages under a lease", body = openapi::Popped),
+        (status = 204, description = "There is nothing")),
+)]
 pub(crate) async fn partition(
     State(api): State<Api>,
     Segments((stream, partition)): Segments<(String, String)>,
@@ -38,6 +52,13 @@ pub(crate) async fn partition(
     pop(&api, PopTarget::Partition { stream, partition }, &parameters).await
 }
 
+/// `GET /api/v1/pop`: messages of whatever queue has the labels.
+#[utoipa::path(
+    get, path = "/api/v1/pop", operation_id = "popLabels", tag = "consume",
+    params(openapi::LabelParameters, openapi::PopParameters),
+    responses((status = 200, description = "Messages under a lease", body = openapi::Popped),
+        (status = 204, description = "There is nothing")),
+)]
 pub(crate) async fn discover(
     State(api): State<Api>,
     parameters: Parameters,

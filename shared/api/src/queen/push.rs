@@ -19,6 +19,7 @@ use crate::{
     body::{Body, Object, Text, filled, present},
     error::{Failure, shortened},
     json::Json,
+    openapi,
 };
 
 /// Stands for an original that cannot be read any more, and for a record that was not stored.
@@ -48,6 +49,12 @@ struct Item<'a> {
     transaction_id: Option<Text<'a>>,
 }
 
+/// `POST /api/v1/push`: stores messages, durably before the answer.
+#[utoipa::path(
+    post, path = "/api/v1/push", operation_id = "push", tag = "produce",
+    request_body = openapi::PushRequest,
+    responses((status = 201, description = "What became of each message, in order", body = Vec<openapi::PushResult>)),
+)]
 pub(crate) async fn push(State(api): State<Api>, body: Body) -> Result<Response, Failure> {
     let Request { items } = body.parse()?;
     let mut records = Vec::with_capacity(items.len());

@@ -5,19 +5,21 @@
 
 use std::time::Duration;
 
-use axum::{Router, extract::State, http::StatusCode, response::Response, routing::post};
+use axum::{extract::State, http::StatusCode, response::Response};
 use serde::{Deserialize, Deserializer, de};
 use tidewheel_engine::{
     Changed, ChangedEntry, DEFAULT_PARTITION, Extent, Fetch, FetchEntry, Fetched, Record,
     TimeEntry, TimeFound, limits,
 };
 
+use utoipa_axum::{router::OpenApiRouter, routes};
+
 use crate::{
     Api,
     body::{Body, Object, Text},
     error::Failure,
     json::Json,
-    time,
+    openapi, time,
 };
 
 /// Entries of one request.
@@ -50,11 +52,8 @@ const UNKNOWN: &str = "UNKNOWN_TOPIC_OR_PARTITION";
 /// A cursor that this server did not make.
 const BAD_CURSOR: &str = "BAD_CURSOR";
 
-pub(super) fn routes() -> Router<Api> {
-    Router::new()
-        .route("/api/v1/fetch", post(fetch))
-        .route("/api/v1/fetch/offsets", post(offsets))
-        .route("/api/v1/partitions/changed", post(changed))
+pub(super) fn routes() -> OpenApiRouter<Api> {
+    OpenApiRouter::new().routes(routes!(fetch)).routes(routes!(offsets)).routes(routes!(changed))
 }
 
 #[derive(Deserialize)]
@@ -120,7 +119,12 @@ fn bytes(asked: Option<i64>, default: usize, limit: usize) -> usize {
     asked.map_or(default, |n| usize::try_from(n.max(1)).unwrap_or(limit).min(limit))
 }
 
-/// `POST /api/v1/fetch`.
+/// `POST /api/v1/fetch`: records by offset.
+#[utoipa::path(
+    post, path = "/api/v1/fetch", operation_id = "fetch", tag = "read",
+    request_body = openapi::FetchRequest,
+    responses((status = 200, description = "What was read, in order", body = openapi::FetchAnswer)),
+)]
 async fn fetch(State(api): State<Api>, body: Body) -> Result<Response, Failure> {
     let request: FetchRequest<'_> = body.parse()?;
     check_count(request.entries.len(), ENTRIES)?;
@@ -239,6 +243,11 @@ impl Timestamp<'_> {
 }
 
 /// `POST /api/v1/fetch/offsets`: where partitions reach a time.
+#[utoipa::path(
+    post, path = "/api/v1/fetch/offsets", operation_id = "fetchOffsets", tag = "read",
+    request_body = openapi::OffsetsRequest,
+    responses((status = 200, description = "Where the partitions reach the times", body = openapi::OffsetsAnswer)),
+)]
 async fn offsets(State(api): State<Api>, body: Body) -> Result<Response, Failure> {
     let request: OffsetsRequest<'_> = body.parse()?;
     check_count(request.entries.len(), ENTRIES)?;
@@ -293,6 +302,11 @@ struct ChangedRequestEntry<'a> {
 
 /// `POST /api/v1/partitions/changed`: partitions written to since a time, a page at a time. Without entries it answers
 /// the safe time alone.
+#[utoipa::path(
+    post, path = "/api/v1/partitions/changed", operation_id = "changedPartitions", tag = "read",
+    request_body = openapi::ChangedRequest,
+    responses((status = 200, description = "Pages of partitions", body = openapi::ChangedAnswer)),
+)]
 async fn changed(State(api): State<Api>, body: Body) -> Result<Response, Failure> {
     let request: ChangedRequest<'_> = body.parse()?;
     check_count(request.entries.len(), CHANGED_ENTRIES)?;

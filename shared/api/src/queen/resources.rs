@@ -9,7 +9,7 @@ use axum::{extract::State, http::StatusCode, response::Response};
 use tidewheel_engine::{Backlog, Extent, StreamInfo};
 
 use super::backlog::Tally;
-use crate::{Api, body::Segments, error::Failure, json::Json, query::Parameters};
+use crate::{Api, body::Segments, error::Failure, json::Json, openapi, query::Parameters};
 
 /// Queues in a page of the listing. `after` continues it.
 const QUEUES: i64 = 100;
@@ -24,6 +24,11 @@ const LABELLED: usize = 10_000;
 pub(crate) const PARTITIONS: usize = 200;
 
 /// `DELETE /api/v1/resources/queues/{queue}`. A queue that is not there is a 200 as well.
+#[utoipa::path(
+    delete, path = "/api/v1/resources/queues/{queue}", operation_id = "deleteQueue", tag = "administer",
+    params(("queue" = String, Path, min_length = 1)),
+    responses((status = 200, description = "Deleted, or it was not there", body = openapi::QueueDeleted)),
+)]
 pub(crate) async fn delete(
     State(api): State<Api>,
     Segments(queue): Segments<String>,
@@ -41,6 +46,11 @@ pub(crate) async fn delete(
 
 /// `GET /api/v1/resources/queues`, in the order of their names, a page at a time: `limit`, and `after` with the `next`
 /// of the page before.
+#[utoipa::path(
+    get, path = "/api/v1/resources/queues", operation_id = "listQueues", tag = "administer",
+    params(openapi::AfterPage),
+    responses((status = 200, description = "Queues, by name", body = openapi::Queues)),
+)]
 pub(crate) async fn list(
     State(api): State<Api>,
     parameters: Parameters,
@@ -72,6 +82,11 @@ pub(crate) async fn list(
 }
 
 /// `GET /api/v1/resources/queues/{queue}`, with its first partitions in the order of their ids.
+#[utoipa::path(
+    get, path = "/api/v1/resources/queues/{queue}", operation_id = "queue", tag = "administer",
+    params(("queue" = String, Path, min_length = 1)),
+    responses((status = 200, description = "The queue", body = openapi::QueueDetail)),
+)]
 pub(crate) async fn detail(
     State(api): State<Api>,
     Segments(queue): Segments<String>,
@@ -111,11 +126,19 @@ pub(crate) async fn detail(
 }
 
 /// `GET /api/v1/resources/namespaces`.
+#[utoipa::path(
+    get, path = "/api/v1/resources/namespaces", operation_id = "listNamespaces", tag = "administer",
+    responses((status = 200, description = "Namespaces in use", body = openapi::Namespaces)),
+)]
 pub(crate) async fn namespaces(State(api): State<Api>) -> Result<Response, Failure> {
     labels(&api, "namespaces", "namespace", |info| info.namespace).await
 }
 
 /// `GET /api/v1/resources/tasks`.
+#[utoipa::path(
+    get, path = "/api/v1/resources/tasks", operation_id = "listTasks", tag = "administer",
+    responses((status = 200, description = "Tasks in use", body = openapi::Tasks)),
+)]
 pub(crate) async fn tasks(State(api): State<Api>) -> Result<Response, Failure> {
     labels(&api, "tasks", "task", |info| info.task).await
 }

@@ -3,23 +3,19 @@
 //! While pushes are paused a push answers 503 and stores nothing: there is no buffer that would take it instead, so
 //! nothing is promised that is not kept. While pops are paused they answer that there is nothing.
 
-use axum::{
-    Router,
-    extract::State,
-    http::StatusCode,
-    response::Response,
-    routing::{get, post},
-};
+use axum::{extract::State, http::StatusCode, response::Response};
 use serde::Deserialize;
 use tidewheel_engine::Switches;
 
-use crate::{Api, body::Body, error::Failure, json::Json};
+use utoipa_axum::{router::OpenApiRouter, routes};
 
-pub(super) fn routes() -> Router<Api> {
-    Router::new()
-        .route("/api/v1/system/maintenance", get(push_state).post(pause_push))
-        .route("/api/v1/system/maintenance/pop", get(pop_state).post(pause_pop))
-        .route("/api/v1/stats/refresh", post(refresh))
+use crate::{Api, body::Body, error::Failure, json::Json, openapi};
+
+pub(super) fn routes() -> OpenApiRouter<Api> {
+    OpenApiRouter::new()
+        .routes(routes!(push_state, pause_push))
+        .routes(routes!(pop_state, pause_pop))
+        .routes(routes!(refresh))
 }
 
 #[derive(Deserialize)]
@@ -33,6 +29,10 @@ fn enabled(body: &Body) -> Result<bool, Failure> {
 }
 
 /// `GET /api/v1/system/maintenance`: both switches, as the store has them.
+#[utoipa::path(
+    get, path = "/api/v1/system/maintenance", operation_id = "pushMaintenance", tag = "operate",
+    responses((status = 200, description = "Both switches", body = openapi::PushSwitch)),
+)]
 async fn push_state(State(api): State<Api>) -> Result<Response, Failure> {
     let switches = api.engine().switches().await?;
     let mut json = Json::with_capacity(256);
@@ -45,6 +45,11 @@ async fn push_state(State(api): State<Api>) -> Result<Response, Failure> {
 }
 
 /// `POST /api/v1/system/maintenance`. Answered once every process goes by it.
+#[utoipa::path(
+    post, path = "/api/v1/system/maintenance", operation_id = "setPushMaintenance", tag = "operate",
+    request_body = openapi::SwitchRequest,
+    responses((status = 200, description = "The switch as it is now", body = openapi::PushSwitch)),
+)]
 async fn pause_push(State(api): State<Api>, body: Body) -> Result<Response, Failure> {
     let Switches { push_paused, .. } = api.engine().pause_push(enabled(&body)?).await?;
     let mut json = Json::with_capacity(192);
@@ -61,11 +66,20 @@ async fn pause_push(State(api): State<Api>, body: Body) -> Result<Response, Fail
 }
 
 /// `GET /api/v1/system/maintenance/pop`.
+#[utoipa::path(
+    get, path = "/api/v1/system/maintenance/pop", operation_id = "popMaintenance", tag = "operate",
+    responses((status = 200, description = "The switch", body = openapi::PopSwitch)),
+)]
 async fn pop_state(State(api): State<Api>) -> Result<Response, Failure> {
     Ok(pop_answer(api.engine().switches().await?))
 }
 
 /// `POST /api/v1/system/maintenance/pop`. Answered once every process goes by it.
+#[utoipa::path(
+    post, path = "/api/v1/system/maintenance/pop", operation_id = "setPopMaintenance", tag = "operate",
+    request_body = openapi::SwitchRequest,
+    responses((status = 200, description = "The switch as it is now", body = openapi::PopSwitch)),
+)]
 async fn pause_pop(State(api): State<Api>, body: Body) -> Result<Response, Failure> {
     Ok(pop_answer(api.engine().pause_pop(enabled(&body)?).await?))
 }
@@ -82,6 +96,10 @@ fn pop_answer(switches: Switches) -> Response {
 }
 
 /// `POST /api/v1/stats/refresh`: there is nothing to refresh, since numbers are computed when they are asked for.
+#[utoipa::path(
+    post, path = "/api/v1/stats/refresh", operation_id = "refreshStatistics", tag = "operate",
+    responses((status = 200, description = "There was nothing to refresh", body = openapi::Refreshed)),
+)]
 async fn refresh(State(_): State<Api>) -> Response {
     let mut json = Json::with_capacity(128);
     json.object().key("success").bool(true).key("engine").plain("tidewheel");

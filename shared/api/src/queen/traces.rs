@@ -3,34 +3,31 @@
 //! Nothing here looks at whether the message exists: a trace is what its writer says. Rows have snake_case keys,
 //! unlike the request that wrote them.
 
-use axum::{
-    Router,
-    extract::State,
-    http::StatusCode,
-    response::Response,
-    routing::{get, post},
-};
+use axum::{extract::State, http::StatusCode, response::Response};
 use serde::Deserialize;
 use serde_json::{Value, value::RawValue};
 use tidewheel_engine::{NewTrace, PartitionId, QUEUE_MODE_GROUP, Trace};
+
+use utoipa_axum::{router::OpenApiRouter, routes};
 
 use crate::{
     Api,
     body::{Body, Segments, Text, filled, present},
     error::Failure,
     json::Json,
+    openapi,
     query::Parameters,
 };
 
 /// Rows in a page, at most.
 const PAGE_MAX: i64 = 1_000;
 
-pub(super) fn routes() -> Router<Api> {
-    Router::new()
-        .route("/api/v1/traces", post(record))
-        .route("/api/v1/traces/names", get(names))
-        .route("/api/v1/traces/by-name/{name}", get(by_name))
-        .route("/api/v1/traces/{partition}/{transaction}", get(of_message))
+pub(super) fn routes() -> OpenApiRouter<Api> {
+    OpenApiRouter::new()
+        .routes(routes!(record))
+        .routes(routes!(names))
+        .routes(routes!(by_name))
+        .routes(routes!(of_message))
 }
 
 #[derive(Deserialize)]
@@ -49,7 +46,13 @@ struct Request<'a> {
     data: Option<&'a RawValue>,
 }
 
-/// `POST /api/v1/traces`.
+/// `POST /api/v1/traces`: writes a trace down.
+#[utoipa::path(
+    post, path = "/api/v1/traces", operation_id = "recordTrace", tag = "operate",
+    request_body = openapi::TraceRequest,
+    responses((status = 201, description = "Written down", body = openapi::TraceRecorded),
+        (status = 404, description = "No such partition", body = openapi::Problem)),
+)]
 async fn record(State(api): State<Api>, body: Body) -> Result<Response, Failure> {
     let request: Request<'_> = body.parse()?;
     let (Some(transaction_id), Some(partition_id)) =
@@ -89,6 +92,11 @@ fn labels(value: Option<Value>) -> Result<Vec<String>, Failure> {
 }
 
 /// `GET /api/v1/traces/{partition}/{transaction}`, oldest first.
+#[utoipa::path(
+    get, path = "/api/v1/traces/{partition}/{transaction}", operation_id = "messageTraces", tag = "operate",
+    params(("partition" = String, Path, min_length = 1), ("transaction" = String, Path, min_length = 1)),
+    responses((status = 200, description = "Traces, oldest first", body = openapi::MessageTraces)),
+)]
 async fn of_message(
     State(api): State<Api>,
     Segments((partition_id, transaction_id)): Segments<(String, String)>,
@@ -109,6 +117,11 @@ async fn of_message(
 }
 
 /// `GET /api/v1/traces/by-name/{name}`, oldest first.
+#[utoipa::path(
+    get, path = "/api/v1/traces/by-name/{name}", operation_id = "tracesByName", tag = "operate",
+    params(("name" = String, Path, min_length = 1), openapi::OffsetPage),
+    responses((status = 200, description = "Traces, oldest first", body = openapi::NamedTraces)),
+)]
 async fn by_name(
     State(api): State<Api>,
     Segments(name): Segments<String>,
@@ -132,6 +145,11 @@ async fn by_name(
 }
 
 /// `GET /api/v1/traces/names`, the most recently used first.
+#[utoipa::path(
+    get, path = "/api/v1/traces/names", operation_id = "traceNames", tag = "operate",
+    params(openapi::OffsetPage),
+    responses((status = 200, description = "Names, the most recently used first", body = openapi::TraceNames)),
+)]
 async fn names(State(api): State<Api>, parameters: Parameters) -> Result<Response, Failure> {
     let (limit, offset) = page(&parameters, 50)?;
     let found = api.engine().trace_names(offset as usize, limit as usize).await?;

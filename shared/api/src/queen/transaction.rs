@@ -14,6 +14,7 @@ use crate::{
     body::{Body, Object, Text, filled, present},
     error::{Failure, shortened},
     json::Json,
+    openapi,
 };
 
 #[derive(Deserialize)]
@@ -70,6 +71,12 @@ struct Item<'a> {
     trace_id: Option<Text<'a>>,
 }
 
+/// `POST /api/v1/transaction`: pushes and acknowledgements, all or nothing.
+#[utoipa::path(
+    post, path = "/api/v1/transaction", operation_id = "transaction", tag = "produce",
+    request_body = openapi::TransactionRequest,
+    responses((status = 200, description = "Committed, or rolled back with a reason", body = openapi::TransactionAnswer)),
+)]
 pub(crate) async fn transaction(State(api): State<Api>, body: Body) -> Result<Response, Failure> {
     let request: Request<'_> = body.parse()?;
     for (name, rider) in

@@ -14,6 +14,7 @@ use crate::{
     body::{Body, Text, filled},
     error::{Failure, shortened},
     json::Json,
+    openapi,
 };
 
 #[derive(Deserialize)]
@@ -26,6 +27,12 @@ struct ListRequest<'a> {
     limit: Option<i64>,
 }
 
+/// `POST /streams/v1/state/partitions`: where a query has state.
+#[utoipa::path(
+    post, path = "/streams/v1/state/partitions", operation_id = "statePartitions", tag = "streams",
+    request_body = openapi::StatePartitionsRequest,
+    responses((status = 200, description = "Partitions with state", body = openapi::StatePartitionsAnswer)),
+)]
 pub(crate) async fn partitions(State(api): State<Api>, body: Body) -> Result<Response, Failure> {
     let request: ListRequest<'_> = body.parse()?;
     let query = Uuid::parse(required("query_id", &request.query_id)?);
@@ -62,6 +69,12 @@ struct ClaimRequest<'a> {
     lease_seconds: Option<i64>,
 }
 
+/// `POST /streams/v1/claim`: leases over partitions with nothing to read.
+#[utoipa::path(
+    post, path = "/streams/v1/claim", operation_id = "claim", tag = "streams",
+    request_body = openapi::ClaimRequest,
+    responses((status = 200, description = "What was leased", body = openapi::ClaimAnswer)),
+)]
 pub(crate) async fn claim(State(api): State<Api>, body: Body) -> Result<Response, Failure> {
     let request: ClaimRequest<'_> = body.parse()?;
     let query = Uuid::parse(required("query_id", &request.query_id)?);

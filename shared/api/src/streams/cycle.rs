@@ -17,6 +17,7 @@ use crate::{
     body::{Body, Object, Text, filled, present},
     error::{Failure, shortened},
     json::Json,
+    openapi,
     queen::verdict,
 };
 
@@ -74,6 +75,12 @@ struct Acknowledgement<'a> {
     count: Option<i64>,
 }
 
+/// `POST /streams/v1/cycle`: state, output and position, all or nothing.
+#[utoipa::path(
+    post, path = "/streams/v1/cycle", operation_id = "cycle", tag = "streams",
+    request_body = openapi::CycleRequest,
+    responses((status = 200, description = "Committed, or refused and nothing changed", body = openapi::CycleAnswer)),
+)]
 pub(crate) async fn commit(State(api): State<Api>, body: Body) -> Result<Response, Failure> {
     let request: Request<'_> = body.parse()?;
     let query_id = required("query_id", &request.query_id)?;

@@ -8,7 +8,7 @@ mod cycle;
 mod queries;
 mod state;
 
-use axum::{Router, routing::post};
+use utoipa_axum::{router::OpenApiRouter, routes};
 
 use crate::{
     Api,
@@ -16,13 +16,13 @@ use crate::{
     error::Failure,
 };
 
-pub(crate) fn routes() -> Router<Api> {
-    Router::new()
-        .route("/streams/v1/queries", post(queries::register))
-        .route("/streams/v1/state/get", post(state::get))
-        .route("/streams/v1/state/partitions", post(claim::partitions))
-        .route("/streams/v1/claim", post(claim::claim))
-        .route("/streams/v1/cycle", post(cycle::commit))
+pub(crate) fn routes() -> OpenApiRouter<Api> {
+    OpenApiRouter::new()
+        .routes(routes!(queries::register))
+        .routes(routes!(state::get))
+        .routes(routes!(claim::partitions))
+        .routes(routes!(claim::claim))
+        .routes(routes!(cycle::commit))
 }
 
 /// A field that must be there and say something.

@@ -11,6 +11,7 @@ use crate::{
     body::{Body, Text, filled},
     error::{Failure, shortened},
     json::Json,
+    openapi,
 };
 
 #[derive(Deserialize)]
@@ -26,6 +27,13 @@ struct Request<'a> {
     reset: Option<bool>,
 }
 
+/// `POST /streams/v1/queries`: registers a query, or finds it again.
+#[utoipa::path(
+    post, path = "/streams/v1/queries", operation_id = "registerQuery", tag = "streams",
+    request_body = openapi::QueryRequest,
+    responses((status = 200, description = "Registered", body = openapi::RegisteredQuery),
+        (status = 409, description = "Registered with another chain of operators", body = openapi::QueryMismatch)),
+)]
 pub(crate) async fn register(State(api): State<Api>, body: Body) -> Result<Response, Failure> {
     let request: Request<'_> = body.parse()?;
     let name = required("name", &request.name)?;

@@ -13,6 +13,7 @@ use crate::{
     body::{Body, Text, filled},
     error::Failure,
     json::Json,
+    openapi,
 };
 
 #[derive(Deserialize)]
@@ -28,6 +29,12 @@ struct Request<'a> {
     ripe_at_or_before: Option<&'a RawValue>,
 }
 
+/// `POST /streams/v1/state/get`: rows of a query's state.
+#[utoipa::path(
+    post, path = "/streams/v1/state/get", operation_id = "state", tag = "streams",
+    request_body = openapi::StateRequest,
+    responses((status = 200, description = "Rows, by key", body = openapi::StateAnswer)),
+)]
 pub(crate) async fn get(State(api): State<Api>, body: Body) -> Result<Response, Failure> {
     let request: Request<'_> = body.parse()?;
     let query = Uuid::parse(required("query_id", &request.query_id)?);
