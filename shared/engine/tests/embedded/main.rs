@@ -23,6 +23,8 @@ mod reads;
 mod scenarios;
 #[path = "../engine/standing.rs"]
 mod standing;
+#[path = "../engine/storms.rs"]
+mod storms;
 #[path = "../engine/traces.rs"]
 mod traces;
 #[path = "../engine/transactions.rs"]

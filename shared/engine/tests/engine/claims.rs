@@ -173,6 +173,24 @@ async fn two_processors_close_each_window_once_s17() {
     assert_eq!(out, ["0", "1", "2", "3", "4", "5"]);
 }
 
+#[tokio::test(start_paused = true)]
+async fn of_two_who_claim_at_once_one_does() {
+    let f = Fixture::new();
+    let mut partitions = Vec::new();
+    let mut query = Uuid::from_bytes([0; 16]);
+    for n in 0..20 {
+        let (id, p) = open_window(&f, &format!("p{n}")).await;
+        query = id;
+        partitions.push(p);
+    }
+    let other = f.restart();
+    let (a, b) =
+        tokio::join!(claim(&f.engine, &query, &partitions), claim(&other, &query, &partitions));
+    for pair in words(&a).into_iter().zip(words(&b)) {
+        assert!(matches!(pair, ("claimed", "busy") | ("busy", "claimed")), "{pair:?}");
+    }
+}
+
 /// After a restart nobody remembers which partitions have windows open: the listing does.
 #[tokio::test(start_paused = true)]
 async fn a_restart_finds_what_was_left_open_s17() {

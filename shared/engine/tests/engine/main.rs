@@ -18,5 +18,6 @@ mod produce;
 mod reads;
 mod scenarios;
 mod standing;
+mod storms;
 mod traces;
 mod transactions;
