@@ -11,6 +11,7 @@
 //! | `ids` | hashes of the ids of the records from `gen_tail` on, and a token for each append without ids |
 //! | `mark` | the collector's mark, µs: an append is refused when its blob is not younger |
 //! | `floor` | the lowest offset that can be read |
+//! | `floor_due` `floor_us` | what lies below this may be deleted a grace after this time, µs |
 //! | `asleep` | group ids (simple) that wait for a push to wake them |
 //!
 //! Invariants: `floor <= base <= tail`; `base` plus the counts of `segs` is `tail`; `gen_tail <= tail`; an id of a

@@ -7,7 +7,7 @@
 //! whose blob is not younger than the mark is refused, so what is unreachable then stays unreachable. Everything here
 //! may be repeated, interrupted and run twice at once.
 
-use std::collections::HashSet;
+use std::{collections::HashSet, sync::Arc};
 
 use tidewheel_store::{
     BlobName, Change, Commit, CommitError, Condition, Direction, Query, Write,
@@ -54,7 +54,9 @@ impl Engine {
         info: &PartitionInfo,
         hold: Option<Hold<'_>>,
     ) -> Result<u64, Error> {
-        let Some(head) = self.head(&info.id).await? else { return Ok(0) };
+        let Some(item) = self.get(&keys::head(&info.id)).await? else { return Ok(0) };
+        let head = Arc::new(Head::decode(&info.id, &item)?);
+        self.warm(&info.id).learn(Arc::clone(&head));
         let options = &stream.info.options;
         let now_us = self.env().now_us();
         let older_than = |seconds: i64| now_us.saturating_sub(seconds.saturating_mul(1_000_000));
@@ -76,23 +78,30 @@ impl Engine {
             floor = floor.min(hold(&info.id));
         }
         let expired = floor.saturating_sub(head.floor);
-        if expired > 0 {
-            let moved = Write::update(
-                keys::head(&info.id),
-                vec![
-                    Change::Set("floor".into(), (floor as i64).into()),
-                    Change::Set("floor_us".into(), now_us.into()),
-                ],
-            )
-            .when(Condition::LessThan("floor".into(), floor as i64));
-            match self.commit(Commit::one(moved)).await {
-                Ok(_) | Err(CommitError::Conflict(_) | CommitError::Unknown(_)) => {}
-                Err(e) => return Err(e.into()),
-            }
-            self.head(&info.id).await?;
-        } else {
-            self.delete_below_floor(&info.id, &head, now_us).await?;
+        let floor = floor.max(head.floor);
+        // Of a floor that moves in every run, the one is kept in mind that was there when the last grace began.
+        let grace_us = limits::FLOOR_GRACE.as_micros() as i64;
+        let due = item.int("floor_due").and_then(|n| u64::try_from(n).ok()).unwrap_or(head.floor);
+        let ripe = item.int("floor_us").is_none_or(|us| now_us.saturating_sub(us) >= grace_us);
+        if ripe {
+            self.delete_below(&info.id, due, now_us.saturating_sub(stream.window_us())).await?;
         }
+        let begins = ripe && due < floor;
+        if expired == 0 && !begins {
+            return Ok(0);
+        }
+        let mut changes = vec![Change::Set("floor".into(), (floor as i64).into())];
+        if begins {
+            changes.push(Change::Set("floor_due".into(), (floor as i64).into()));
+            changes.push(Change::Set("floor_us".into(), now_us.into()));
+        }
+        let moved = Write::update(keys::head(&info.id), changes)
+            .when(Condition::Equals("floor".into(), (head.floor as i64).into()));
+        match self.commit(Commit::one(moved)).await {
+            Ok(_) | Err(CommitError::Conflict(_) | CommitError::Unknown(_)) => {}
+            Err(e) => return Err(e.into()),
+        }
+        self.head(&info.id).await?;
         Ok(expired)
     }
 
@@ -115,30 +124,26 @@ impl Engine {
         Ok(lowest.unwrap_or(0))
     }
 
-    /// Deletes the pages, and their segments, that lie wholly below a floor whose grace is over.
-    async fn delete_below_floor(
+    /// Deletes the pages, and their segments, that lie wholly below a floor whose grace is over. A page whose ids are
+    /// still within the deduplication window, which begins at `window_us`, stays.
+    async fn delete_below(
         &self,
         partition: &PartitionId,
-        head: &Head,
-        now_us: i64,
+        floor: u64,
+        window_us: i64,
     ) -> Result<(), Error> {
-        let item = self.get(&keys::head(partition)).await?;
-        let moved_us = item.as_ref().and_then(|i| i.int("floor_us")).unwrap_or(i64::MAX);
-        if now_us.saturating_sub(moved_us) < limits::FLOOR_GRACE.as_micros() as i64 {
-            return Ok(());
-        }
         loop {
             let query = Query {
                 pk: keys::partition_pk(partition),
                 from: Some(keys::page_sk(0)),
-                to: Some(keys::page_sk(head.floor)),
+                to: Some(keys::page_sk(floor)),
                 direction: Direction::Forward,
                 limit: PAGE,
             };
             let mut deleted = 0;
             for (key, item) in self.items(&query).await?.items {
                 let page = Page::decode(partition, &item)?;
-                if page.tail > head.floor {
+                if page.tail > floor || page.last_us >= window_us {
                     return Ok(());
                 }
                 let owner = segment::owner(partition);

@@ -108,7 +108,8 @@ impl IdView {
     ) -> Result<u64, Error> {
         let mut pages = Vec::new();
         let mut before = head.base;
-        while before > head.floor {
+        // Also below the floor: what retention has taken is still a duplicate within the window.
+        while before > 0 {
             let Some(page) = engine.page_below(partition, before).await? else { break };
             if page.last_us < cutoff_us {
                 break;

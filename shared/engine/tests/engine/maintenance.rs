@@ -10,7 +10,13 @@ use crate::fixture::*;
 #[tokio::test(start_paused = true)]
 async fn retention_moves_the_floor_and_then_deletes() {
     let f = Fixture::new();
-    f.configure("s", serde_json::json!({"retentionEnabled": true, "retentionSeconds": 100})).await;
+    f.configure(
+        "s",
+        serde_json::json!({
+            "retentionEnabled": true, "retentionSeconds": 100, "dedupWindowSeconds": 60
+        }),
+    )
+    .await;
     for n in 0..100 {
         f.push("p", &[&n.to_string()]).await;
         f.pass(2.0).await;
@@ -159,4 +165,46 @@ async fn an_ack_of_what_retention_has_taken_is_refused() {
     f.payloads("s", "p").await;
     let acked = f.ack("g", &batch, &[Verdict::Completed; 2]).await;
     assert!(acked.iter().all(|a| a.error.is_some()), "{acked:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_floor_that_moves_in_every_run_does_not_keep_what_is_below_it() {
+    let f = Fixture::new();
+    f.configure("s", serde_json::json!({"maxWaitTimeSeconds": 60, "dedupWindowSeconds": 60})).await;
+    let mut most = 0;
+    for n in 0..600 {
+        f.push("p", &[&n.to_string()]).await;
+        f.pass(2.0).await;
+        if n % 10 == 0 {
+            f.engine.retain("s", None).await.unwrap();
+        }
+        most = most.max(f.store.blobs().len());
+    }
+    assert!(most < 150, "{most} blobs for 30 readable records and a grace of a minute");
+}
+
+#[tokio::test(start_paused = true)]
+async fn ids_in_expired_pages_are_still_refused_within_the_window() {
+    let f = Fixture::new();
+    f.configure("s", serde_json::json!({"maxWaitTimeSeconds": 10, "dedupWindowSeconds": 600}))
+        .await;
+    let push = |engine: Engine, n: u64| async move {
+        engine.push(vec![with_id(item("s", "p", "x"), &n.to_string())]).await.remove(0)
+    };
+    for n in 0..60 {
+        push(f.engine.clone(), n).await;
+    }
+    f.pass(20.0).await;
+    assert_eq!(f.engine.retain("s", None).await.unwrap(), 60);
+    f.pass(120.0).await;
+    f.engine.retain("s", None).await.unwrap();
+    for n in [0, 30, 59] {
+        let again = push(f.restart(), n).await;
+        assert_eq!(again, Pushed::Duplicate { id: None, offset: Some(n) });
+    }
+    f.pass(600.0).await;
+    f.engine.retain("s", None).await.unwrap();
+    assert!(matches!(push(f.restart(), 0).await, Pushed::Queued { offset: 60, .. }));
+    let pages = f.store.items().keys().filter(|k| k.sk.starts_with("page#")).count();
+    assert_eq!(pages, 0, "the window has passed over them");
 }
