@@ -456,7 +456,7 @@ async fn a_group_that_joins_may_die_anywhere() {
 async fn retention_and_collection_may_die_anywhere() {
     let mut start = World::new();
     let process = start.process();
-    let options = serde_json::json!({"maxWaitTimeSeconds": 60});
+    let options = serde_json::json!({"maxWaitTimeSeconds": 60, "dedupWindowSeconds": 60});
     let options = options.as_object().unwrap().clone();
     process.engine.configure("s", Configure { options, ..Configure::default() }).await.unwrap();
     for n in 0..60 {
