@@ -70,13 +70,33 @@ pub(crate) fn complete(mut description: OpenApi, version: &str) -> OpenApi {
     components.schemas.insert(Problem::name().into_owned(), Problem::schema());
     for (path, item) in &mut front.paths.paths {
         let named = path.contains('{');
-        operations(item).for_each(|operation| common_refusals(operation, named));
+        for operation in operations(item) {
+            plain_texts(operation);
+            common_refusals(operation, named);
+        }
     }
     front
 }
 
 fn operations(item: &mut PathItem) -> impl Iterator<Item = &mut Operation> {
     [&mut item.get, &mut item.post, &mut item.put, &mut item.delete].into_iter().flatten()
+}
+
+/// The comments of the code speak to its readers: here nobody needs the route again, nor can follow their links.
+fn plain_texts(operation: &mut Operation) {
+    let unlinked = |text: &str| text.replace("[`", "`").replace("`]", "`");
+    if let Some(summary) = &mut operation.summary {
+        let rest = summary
+            .strip_prefix('`')
+            .and_then(|s| s.split_once("`"))
+            .map_or(summary.as_str(), |(_, rest)| rest.trim_start_matches([':', ',', '.', ' ']));
+        let mut letters = unlinked(rest).chars().collect::<Vec<_>>();
+        if let Some(first) = letters.first_mut() {
+            *first = first.to_ascii_uppercase();
+        }
+        *summary = letters.into_iter().collect();
+    }
+    operation.description = operation.description.take().map(|text| unlinked(&text));
 }
 
 /// Every operation may refuse a malformed request, and may find the store busy or out of order.

@@ -19,9 +19,9 @@ struct Request {
     seconds: i64,
 }
 
-/// `POST /api/v1/lease/{lease}/extend`: more time.
+/// `POST /api/v1/lease/{lease}/extend`: more time for a popped batch.
 ///
-/// A body that is empty or no request is one for [`SECONDS`]: SDKs send none.
+/// A body that is empty or no request is one for 60 seconds: SDKs send none.
 #[utoipa::path(
     post, path = "/api/v1/lease/{lease}/extend", operation_id = "extendLease", tag = "consume",
     params(("lease" = String, Path, min_length = 1)),
