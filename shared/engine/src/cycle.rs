@@ -20,6 +20,7 @@ use crate::{
     StateOp,
     bundle::{self, Assembly, Bundle, Locks, failed_at},
     cursor::{Cursor, write_token},
+    encryption::Sealer,
     keys, limits, push,
     state::{Fence, StateCommit, StateView},
     warm::Counts,
@@ -32,6 +33,8 @@ struct Source {
     partition: PartitionId,
     cursor: Option<CursorId>,
     group: String,
+    /// The key that the state is sealed with; `None` if the source is not encrypted.
+    sealer: Option<Arc<Sealer>>,
 }
 
 /// The cursor's part of a cycle.
@@ -287,13 +290,18 @@ impl Engine {
             Some(group) => group.clone(),
             None => format!("streams.{}", query.name),
         };
-        let mut cursor = None;
-        if let Some(stream) = self.stream_record(&info.stream).await?
-            && let Some(record) = self.group_record(&stream, &group).await?
-        {
-            cursor = Some(CursorId::of(&record.id, &cycle.partition_id));
+        let (mut cursor, mut sealer) = (None, None);
+        if let Some(stream) = self.stream_record(&info.stream).await? {
+            if let Some(record) = self.group_record(&stream, &group).await? {
+                cursor = Some(CursorId::of(&record.id, &cycle.partition_id));
+            }
+            // What is computed from payloads says as much as they do.
+            if stream.info.options.encryption_enabled && !cycle.state_ops.is_empty() {
+                sealer = Some(self.sealer().await?);
+            }
         }
-        Ok(Source { query, stream: info.stream, partition: cycle.partition_id, cursor, group })
+        let partition = cycle.partition_id;
+        Ok(Source { query, stream: info.stream, partition, cursor, group, sealer })
     }
 
     /// What a cycle does to the cursor: an acknowledgement moves or releases it; a cycle without one that deletes state
@@ -362,7 +370,8 @@ impl Engine {
         let lease_epoch = cycle.ack.as_ref().map(|_| last_epoch);
         let fence = Fence { lease_epoch, last_epoch, token };
         let (query, partition) = (&source.query.id, &source.partition);
-        view.plan(self, query, partition, &cycle.state_ops, fence).map(Some)
+        let sealer = source.sealer.as_deref();
+        view.plan(self, (query, partition), &cycle.state_ops, fence, sealer).map(Some)
     }
 
     /// Gives a batch back whose computation was stale: computed anew it will do.

@@ -342,7 +342,7 @@ impl Envelope {
     }
 }
 
-/// True if a segment's blob is an envelope: a plain one begins otherwise.
+/// True if the blob of a segment or of a state is an envelope: a plain one begins otherwise.
 pub(crate) fn is_sealed(blob: &[u8]) -> bool {
     blob.starts_with(MAGIC)
 }

@@ -27,7 +27,9 @@ use bytes::{Buf, Bytes};
 use tidewheel_store::{Blob, BlobName, Item, Value};
 
 use crate::{
-    Engine, Error, PartitionId, StateFilter, StateOp, StateRow, Uuid, keys, limits,
+    Engine, Error, PartitionId, StateFilter, StateOp, StateRow, Uuid,
+    encryption::{self, Sealer},
+    keys, limits,
     segment::{compress, decompress, put_bytes, put_length, take, take_bytes, take_length},
     warm::Counts,
 };
@@ -93,6 +95,25 @@ fn owner(query: &Uuid, partition: &PartitionId) -> String {
     Uuid::derived(&[b"state", query.as_bytes(), partition.0.as_bytes()]).simple()
 }
 
+/// Where a state is, for envelopes around its blobs.
+fn place(query: &Uuid, partition: &PartitionId) -> String {
+    format!("the state of query {query} on partition {partition}")
+}
+
+/// Reads a snapshot or a delta.
+async fn load(
+    engine: &Engine,
+    query: &Uuid,
+    partition: &PartitionId,
+    id: &str,
+) -> Result<Bytes, Error> {
+    let body = engine.blob(&BlobName::new(owner(query, partition), id)).await?;
+    match encryption::is_sealed(&body) {
+        true => engine.unseal(&place(query, partition), body).await,
+        false => Ok(body),
+    }
+}
+
 impl StateView {
     /// Brings the view up to the head's image.
     pub(crate) async fn follow(
@@ -118,13 +139,12 @@ impl StateView {
         if !extends {
             *self = Self::default();
             if let Some(id) = &snapshot {
-                let body =
-                    engine.blob(&BlobName::new(owner(query, partition), id.as_str())).await?;
+                let body = load(engine, query, partition, id).await?;
                 self.replay(body).ok_or_else(bad)?;
             }
         }
         for (id, _) in &deltas[self.deltas.len()..] {
-            let body = engine.blob(&BlobName::new(owner(query, partition), id.as_str())).await?;
+            let body = load(engine, query, partition, id).await?;
             self.replay(body).ok_or_else(bad)?;
         }
         self.seq = seq;
@@ -207,10 +227,10 @@ impl StateView {
     pub(crate) fn plan(
         &self,
         engine: &Engine,
-        query: &Uuid,
-        partition: &PartitionId,
+        (query, partition): (&Uuid, &PartitionId),
         ops: &[StateOp],
         fence: Fence<'_>,
+        sealer: Option<&Sealer>,
     ) -> Result<StateCommit, Error> {
         let now_us = engine.env().now_us();
         let mut changes = Vec::with_capacity(ops.len());
@@ -250,7 +270,7 @@ impl StateView {
         let fold = self.deltas.len() >= limits::STATE_DELTAS
             || delta_bytes > (limits::STATE_DELTA_BYTES as u64).max(self.bytes);
         let mut folded;
-        let body = if fold {
+        let mut body = if fold {
             Counts::add(&engine.inner.counts.state_folds, 1);
             folded = StateView {
                 rows: self.rows.clone(),
@@ -267,6 +287,9 @@ impl StateView {
         } else {
             encode_changes(changes.iter().cloned())?
         };
+        if let Some(sealer) = sealer {
+            body = sealer.seal(engine.env(), &place(query, partition), &body)?;
+        }
         let blob = Blob::fresh(owner(query, partition), body, engine.env());
         let mut recent = self.recent.clone();
         recent.push(fence.token.to_owned());

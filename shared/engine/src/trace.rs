@@ -18,7 +18,7 @@ use tidewheel_store::{
     Change, Commit, CommitError, Condition, Direction, Item, Key, Query, Value, Write,
 };
 
-use crate::{Engine, Error, PartitionId, Uuid, encryption, keys, limits};
+use crate::{Engine, Error, PartitionId, Uuid, keys, limits};
 
 /// Traces of one message that are shown.
 const SHOWN: usize = 1000;
@@ -331,8 +331,6 @@ impl Engine {
         let mut data = item.bytes("data").cloned().ok_or_else(bad)?;
         if item.bool("sealed") == Some(true) {
             data = self.unseal(&place(partition, sk), data).await?;
-        } else if encryption::is_sealed(&data) {
-            return Err(bad());
         }
         let read = || {
             let names = item.list("names").iter().map(|name| match name {

@@ -125,7 +125,7 @@ pub(crate) async fn detail(
     Ok(json.into_response(StatusCode::OK))
 }
 
-/// `GET /api/v1/resources/namespaces`.
+/// `GET /api/v1/resources/namespaces`: namespaces in use.
 #[utoipa::path(
     get, path = "/api/v1/resources/namespaces", operation_id = "listNamespaces", tag = "administer",
     responses((status = 200, description = "Namespaces in use", body = openapi::Namespaces)),
@@ -134,7 +134,7 @@ pub(crate) async fn namespaces(State(api): State<Api>) -> Result<Response, Failu
     labels(&api, "namespaces", "namespace", |info| info.namespace).await
 }
 
-/// `GET /api/v1/resources/tasks`.
+/// `GET /api/v1/resources/tasks`: tasks in use.
 #[utoipa::path(
     get, path = "/api/v1/resources/tasks", operation_id = "listTasks", tag = "administer",
     responses((status = 200, description = "Tasks in use", body = openapi::Tasks)),

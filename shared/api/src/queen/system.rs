@@ -65,7 +65,7 @@ async fn pause_push(State(api): State<Api>, body: Body) -> Result<Response, Fail
     Ok(json.into_response(StatusCode::OK))
 }
 
-/// `GET /api/v1/system/maintenance/pop`.
+/// `GET /api/v1/system/maintenance/pop`: the switch, as the store has it.
 #[utoipa::path(
     get, path = "/api/v1/system/maintenance/pop", operation_id = "popMaintenance", tag = "operate",
     responses((status = 200, description = "The switch", body = openapi::PopSwitch)),

@@ -93,7 +93,23 @@ async fn nothing_that_is_stored_holds_a_payload() {
         ack: None,
         release_lease: true,
     };
-    f.engine.cycle(cycle).await.unwrap();
+    f.engine.cycle(cycle.clone()).await.unwrap();
+    // State is computed from payloads; enough cycles fold it into a snapshot.
+    let upsert = StateOp::Upsert { key: format!("key {SECRET}"), value: secret(62).into() };
+    let registered = f.engine.register_query("p", "s", None, "h", false).await.unwrap();
+    let Registered::Fresh(query) = registered else { panic!("{registered:?}") };
+    let keep = Cycle {
+        query_id: query.id,
+        partition_id: partition,
+        state_ops: vec![upsert],
+        push_items: Vec::new(),
+        ..cycle
+    };
+    for _ in 0..=limits::STATE_DELTAS {
+        f.engine.cycle(keep.clone()).await.unwrap();
+    }
+    assert_eq!(f.engine.counters().0["state_folds"], 1);
+    f.engine.cycle(keep).await.unwrap();
 
     assert!(!stored_in_the_clear(&f).await);
     // The same over a stream without encryption is found: the search would see it.
@@ -108,6 +124,8 @@ async fn nothing_that_is_stored_holds_a_payload() {
     let mut letters: Vec<_> = letters.into_iter().map(|l| l.record.payload).collect();
     letters.sort_by_key(|payload| payload.len());
     assert_eq!(letters, [secret(0), large]);
+    let rows = other.state(&query.id, &partition, &StateFilter::default()).await.unwrap();
+    assert_eq!(rows[0].value, secret(62));
     assert_eq!(other.traces_of(&partition, "t").await.unwrap()[0].data, secret(0));
 }
 
