@@ -117,6 +117,23 @@ pub struct Stack {
     data: Data,
 }
 
+/// How long a start waits for an earlier stack of this process to let go of the store.
+const LET_GO: Duration = Duration::from_secs(5);
+
+/// Opens the store of a folder whose lock is ours. Whoever still has the store open can only be an earlier stack of this
+/// process, whose last task is about to end.
+async fn open_store(folder: &Path) -> Result<Embedded, embedded::OpenError> {
+    let deadline = Instant::now() + LET_GO;
+    loop {
+        match Embedded::open(folder, embedded::Options::default()) {
+            Err(embedded::OpenError::InUse { .. }) if Instant::now() < deadline => {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+            opened => return opened,
+        }
+    }
+}
+
 impl Stack {
     /// Opens the data folder, listens, and begins to serve.
     ///
@@ -127,8 +144,7 @@ impl Stack {
         let listen_error = |source| StartError::Listen { address: options.listen.clone(), source };
         let address = listener.local_addr().map_err(listen_error)?;
         let data = Data::open(&options.data)?;
-        let store: Arc<dyn Store> =
-            Arc::new(Embedded::open(&data.store, embedded::Options::default())?);
+        let store: Arc<dyn Store> = Arc::new(open_store(&data.store).await?);
 
         let keys = KeyFile::open(&data.folder, options.encryption_key_file.as_deref())?;
         let settings = tidewheel_engine::Settings {
