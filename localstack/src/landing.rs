@@ -18,6 +18,8 @@ pub(crate) async fn landing(headers: HeaderMap) -> Response {
         "version": env!("CARGO_PKG_VERSION"),
         "health": "/health",
         "metrics": "/metrics/prometheus",
+        "description": "/openapi.json",
+        "docs": "/docs",
         "api": "/api/v1",
         "socket": "/{stream}?offset=0&partition=Default",
     }))
