@@ -33,8 +33,10 @@ async fn serve(options: &Serve) -> ExitCode {
             return ExitCode::from(error.exit_status());
         }
     };
+    // Whoever reads that it listens may ask it to stop at once.
+    let stop = stop_requested();
     announce(&stack);
-    stop_requested().await;
+    stop.await;
     tokio::select! {
         () = stack.stop() => ExitCode::SUCCESS,
         () = stop_requested() => {

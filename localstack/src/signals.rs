@@ -2,20 +2,26 @@
 
 use tokio::signal;
 
-/// Is ready when the process gets SIGTERM or SIGINT; at once if signals cannot be listened to.
-pub async fn stop_requested() {
+/// Is ready when the process gets SIGTERM or SIGINT; at once if signals cannot be listened to. On Unix it listens from
+/// the call on, whenever it is awaited.
+pub fn stop_requested() -> impl Future<Output = ()> {
     #[cfg(unix)]
     {
         use signal::unix::{SignalKind, signal};
-        match (signal(SignalKind::terminate()), signal(SignalKind::interrupt())) {
-            (Ok(mut terminate), Ok(mut interrupt)) => {
-                tokio::select! { _ = terminate.recv() => {}, _ = interrupt.recv() => {} }
+        let signals = (signal(SignalKind::terminate()), signal(SignalKind::interrupt()));
+        async move {
+            match signals {
+                (Ok(mut terminate), Ok(mut interrupt)) => {
+                    tokio::select! { _ = terminate.recv() => {}, _ = interrupt.recv() => {} }
+                }
+                _ => tracing::error!("signals cannot be listened to"),
             }
-            _ => tracing::error!("signals cannot be listened to"),
         }
     }
     #[cfg(not(unix))]
-    if signal::ctrl_c().await.is_err() {
-        tracing::error!("signals cannot be listened to");
+    async {
+        if signal::ctrl_c().await.is_err() {
+            tracing::error!("signals cannot be listened to");
+        }
     }
 }
