@@ -12,7 +12,7 @@ use std::{
 use tidewheel_tests::sim::{self, Sabotage};
 
 /// Seeds of one test run.
-const SEEDS: u64 = 24;
+const SEEDS: u64 = 16;
 
 /// Seeds that once broke something, and what it was. They stay.
 const ONCE_BROKEN: [(u64, &str); 5] = [

@@ -64,6 +64,11 @@ impl Process {
         tables(&self.handle.engine, world)
     }
 
+    /// Commits that it has sent and that have yet to arrive.
+    pub fn late(&self) -> usize {
+        self.faulty.late()
+    }
+
     /// Starts a worker.
     pub fn spawn(&mut self, worker: impl Future<Output = ()> + Send + 'static) {
         self.tasks.spawn(worker);

@@ -229,11 +229,9 @@ fn single(world: &World, stream: &str, partition: &str, chance: &mut Chance) -> 
     Batch { number, items }
 }
 
-/// Pushes a few batches and nothing else: a producer that falls asleep on its feet.
+/// Pushes one batch: a producer that falls asleep on its feet.
 pub(crate) async fn sleepwalk(world: Arc<World>, process: Handle, mut chance: Chance) {
-    for _ in 0..4 {
-        let batch = invent(&world, &mut chance);
-        world.pending.lock().push_back(batch.clone());
-        push(&world, &process, batch).await;
-    }
+    let batch = invent(&world, &mut chance);
+    world.pending.lock().push_back(batch.clone());
+    push(&world, &process, batch).await;
 }

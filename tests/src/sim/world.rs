@@ -50,7 +50,7 @@ pub(crate) const RETRIES: i64 = 2;
 pub(crate) const AGE: Duration = Duration::from_secs(25);
 
 const STORM: Duration = Duration::from_secs(100);
-const NIGHT: Duration = Duration::from_secs(17 * 60);
+const NIGHT: Duration = Duration::from_secs(22 * 60);
 const SECOND_STORM: Duration = Duration::from_secs(50);
 /// Longer than any call may be under way.
 const CALM: Duration = Duration::from_secs(125);
@@ -299,7 +299,7 @@ async fn configure(world: &World) {
 }
 
 /// Producers that are frozen for a night.
-const SLEEPWALKERS: u64 = 4;
+const SLEEPWALKERS: u64 = 12;
 
 /// Slots for processes, each with work of its own; in each, one process after another lives and dies.
 const SLOTS: u64 = 5;
@@ -405,16 +405,17 @@ enum Role {
 async fn night(world: &Arc<World>, chance: &mut Chance) {
     // What these send arrives after the night.
     let late = Plan { late: 1.0, late_calls: u64::MAX / 2, ..Plan::calm() };
-    let mut sleepwalkers = Vec::new();
+    let mut frozen = Vec::new();
     for _ in 0..SLEEPWALKERS {
         let mut process = Process::start(world, late.clone(), chance);
-        let (handle, chance_of) = (process.handle(), chance.fork());
-        process.spawn(producer::sleepwalk(Arc::clone(world), handle, chance_of));
-        sleepwalkers.push(process);
-    }
-    tokio::time::sleep(Duration::from_millis(300)).await;
-    let mut frozen = Vec::new();
-    for process in sleepwalkers {
+        process.spawn(producer::sleepwalk(Arc::clone(world), process.handle(), chance.fork()));
+        // It has sent one commit, and makes no further call.
+        for _ in 0..500 {
+            if process.late() > 0 {
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
         frozen.push(process.stop(world).await);
     }
 
