@@ -42,10 +42,10 @@ class Connection:
 
 
 def get(path):
-    return f"GET {path} HTTP/1.1\r\nhost: bench\r\n\r\n".encode()
+    return f"GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n".encode()
 
 
 def post(path, body):
     return (
-        f"POST {path} HTTP/1.1\r\nhost: bench\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+        f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
     ).encode() + body
