@@ -82,6 +82,8 @@ impl Process {
         tokio::time::sleep(Duration::from_millis(200 + chance.below(3000))).await;
         self.tasks.abort_all();
         self.reap(world).await;
+        // The engine's own tasks make no further call either.
+        self.faulty.crash_at(self.faulty.calls() + 1, Crash::Before);
         // What it had sent arrives in its own time.
         let faulty = self.faulty.clone();
         let after = if chance.one_in(3) { 1500 } else { 30 };
