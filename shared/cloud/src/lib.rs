@@ -1,0 +1,1 @@
+//! The cloud's services behind the library's traits.
