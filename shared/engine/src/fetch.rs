@@ -95,6 +95,7 @@ impl Engine {
             true => Vec::new(),
             false => names.iter().map(|name| self.waker(name)).collect(),
         };
+        let mut looks = 0;
         loop {
             // Armed before the look: a push between look and wait is not missed.
             let woken = wakers.iter().map(|waker| {
@@ -109,7 +110,8 @@ impl Engine {
                 return Ok(found);
             }
             let left = Duration::from_micros((deadline_us - now_us) as u64);
-            let nap = left.min(self.settings().poll_every);
+            let nap = left.min(self.settings().pause(looks));
+            looks += 1;
             let _ = tokio::time::timeout(nap, select_all(woken)).await;
         }
     }

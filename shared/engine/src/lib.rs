@@ -95,16 +95,27 @@ pub use crate::{
 pub struct Settings {
     /// Where a new group starts when its pop names no mode.
     pub default_subscription: SubscriptionMode,
-    /// How often a waiting pop looks again when nothing woke it: pushes of other processes do not.
+    /// How soon a waiting pop looks again when nothing woke it: pushes of other processes do not. Each look waits twice
+    /// as long as the one before, up to `poll_every`. Where one process has the store, the two are best equal.
+    pub poll_first: Duration,
+    /// How often a pop that has waited for long looks again.
     pub poll_every: Duration,
     /// The keys of streams that are encrypted at rest; without them no stream can be.
     pub keys: Option<Arc<dyn KeyProvider>>,
+}
+
+impl Settings {
+    /// The pause after this many looks that found nothing.
+    pub(crate) fn pause(&self, looks: u32) -> Duration {
+        self.poll_first.saturating_mul(1 << looks.min(20)).min(self.poll_every)
+    }
 }
 
 impl Default for Settings {
     fn default() -> Self {
         Self {
             default_subscription: SubscriptionMode::New,
+            poll_first: Duration::from_millis(500),
             poll_every: Duration::from_millis(500),
             keys: None,
         }

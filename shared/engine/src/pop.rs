@@ -134,6 +134,7 @@ impl Engine {
             PopTarget::Partition { stream, .. } | PopTarget::Stream { stream } => stream,
             PopTarget::Labels { .. } => "",
         });
+        let mut looks = 0;
         loop {
             // Armed before the look: a push between look and wait is not missed.
             let woken = waker.notified();
@@ -153,7 +154,8 @@ impl Engine {
                 return Ok(Found { conflation: found.conflation, ..Found::default() }.into_popped());
             }
             let mut nap_us =
-                (deadline_us - now_us).min(self.settings().poll_every.as_micros() as i64);
+                (deadline_us - now_us).min(self.settings().pause(looks).as_micros() as i64);
+            looks += 1;
             if let Some(due_us) = found.due_us {
                 nap_us = nap_us.min((due_us - now_us).max(1_000));
             }

@@ -1,6 +1,9 @@
 //! What operations cost in the cloud's units, and what becomes of damage: the memory store tells and does both.
 
+use std::{sync::Arc, time::Duration};
+
 use tidewheel_engine::*;
+use tidewheel_store::Store;
 
 use crate::{cycles, fixture::*};
 
@@ -110,4 +113,37 @@ async fn a_damaged_segment_is_never_served() {
     assert!(matches!(read, Err(Error::Corrupt(_))), "{read:?}");
     let pop = f.restart().pop(pop_of("s", "g", 1)).await;
     assert!(matches!(pop, Err(Error::Corrupt(_))), "{pop:?}");
+}
+
+/// A push of another process wakes nobody here, so that a waiting pop looks again: soon at first, for whoever waits for
+/// an answer to what he did, and seldom later, because looking is billed.
+#[tokio::test(start_paused = true)]
+async fn a_waiting_pop_looks_soon_at_first_and_seldom_later() {
+    let f = Fixture::new();
+    let settings = Settings {
+        poll_first: Duration::from_millis(25),
+        poll_every: Duration::from_secs(1),
+        ..Settings::default()
+    };
+    let waiting = Engine::new(Arc::new(f.store.clone()) as Arc<dyn Store>, f.env.clone(), settings);
+    let wait = |seconds| Pop { wait: Some(Duration::from_secs(seconds)), ..pop_of("s", "g", 10) };
+    assert!(waiting.pop(wait(0)).await.unwrap().messages.is_empty());
+
+    let begun_us = f.env.now_us();
+    let (popped, _) = tokio::join!(waiting.pop(wait(30)), async {
+        f.pass(0.03).await;
+        f.push("p", &["1"]).await
+    });
+    let popped = popped.unwrap();
+    assert_eq!(payloads(&popped), ["1"]);
+    assert!(f.env.now_us() - begun_us < 200_000, "after {} us", f.env.now_us() - begun_us);
+    f.ack_all("g", &popped).await;
+    assert!(waiting.pop(wait(0)).await.unwrap().messages.is_empty());
+
+    f.store.reset_meter();
+    assert!(waiting.pop(wait(30)).await.unwrap().messages.is_empty());
+    let units = f.store.meter();
+    // Three dozen looks: two reads of the wake-up index each, and now and then the switches and the stream.
+    assert!(units.read_units <= 120.0, "30 seconds of nothing: {units:?}");
+    assert_eq!(units.write_units, 0.0);
 }
