@@ -35,6 +35,7 @@ mod series;
 mod status;
 mod streams;
 mod time;
+mod wait;
 
 use std::sync::{Arc, atomic::AtomicUsize};
 
@@ -44,6 +45,8 @@ use tokio::sync::watch;
 use utoipa_axum::{router::OpenApiRouter, routes};
 
 use crate::{metrics::HttpMetrics, series::Series};
+
+pub use wait::WaitLimit;
 
 /// Bytes of a request's body unless [`Settings::max_body_bytes`] says otherwise.
 pub const MAX_BODY_BYTES: usize = 64 * 1024 * 1024;
@@ -61,6 +64,8 @@ pub struct Settings {
     /// Bytes of all bodies that are being served at one time. A request that would exceed it is answered 503, so that
     /// many large bodies at once cost their senders a repetition and not the process its memory.
     pub max_in_flight_bytes: usize,
+    /// Bytes of payloads in the answer to one fetch, where less than its own limits.
+    pub max_fetch_bytes: usize,
 }
 
 impl Default for Settings {
@@ -69,6 +74,7 @@ impl Default for Settings {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             max_body_bytes: MAX_BODY_BYTES,
             max_in_flight_bytes: MAX_IN_FLIGHT_BYTES,
+            max_fetch_bytes: usize::MAX,
         }
     }
 }

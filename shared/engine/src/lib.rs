@@ -100,6 +100,11 @@ pub struct Settings {
     pub poll_first: Duration,
     /// How often a pop that has waited for long looks again.
     pub poll_every: Duration,
+    /// Bytes of payloads in one pop, at most [`limits::POP_BYTES`]. Less where a reply may not be that long: what a pop
+    /// leases and cannot deliver waits for its lease to end.
+    pub pop_bytes: usize,
+    /// Messages in one pop, at most [`limits::POP_BATCH_MAX`].
+    pub pop_batch_max: usize,
     /// The keys of streams that are encrypted at rest; without them no stream can be.
     pub keys: Option<Arc<dyn KeyProvider>>,
 }
@@ -117,6 +122,8 @@ impl Default for Settings {
             default_subscription: SubscriptionMode::New,
             poll_first: Duration::from_millis(500),
             poll_every: Duration::from_millis(500),
+            pop_bytes: limits::POP_BYTES,
+            pop_batch_max: limits::POP_BATCH_MAX,
             keys: None,
         }
     }

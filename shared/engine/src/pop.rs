@@ -168,8 +168,10 @@ impl Engine {
     async fn look(&self, pop: &Pop, deadline_us: i64) -> Result<Found, Error> {
         let mut want = Want {
             token: format!("{:016x}{:016x}", self.env().random(), self.env().random()),
-            records: pop.batch.clamp(1, limits::POP_BATCH_MAX),
-            bytes: limits::POP_BYTES,
+            records: pop
+                .batch
+                .clamp(1, limits::POP_BATCH_MAX.min(self.settings().pop_batch_max).max(1)),
+            bytes: limits::POP_BYTES.min(self.settings().pop_bytes),
             partitions: pop.partitions.clamp(1, limits::POP_PARTITIONS_MAX),
             lease_seconds: pop.lease_seconds,
             auto_ack: pop.auto_ack,

@@ -14,7 +14,9 @@ use axum::{
 use tidewheel_engine::{Message, Pop, PopTarget, Popped, SubscriptionMode, limits};
 
 use super::{group_name, trace_id};
-use crate::{Api, body::Segments, error::Failure, json::Json, openapi, query::Parameters, time};
+use crate::{
+    Api, WaitLimit, body::Segments, error::Failure, json::Json, openapi, query::Parameters, time,
+};
 
 /// Milliseconds that a waiting pop waits when it does not say.
 const WAIT_MS: i64 = 30_000;
@@ -33,8 +35,9 @@ pub(crate) async fn queue(
     State(api): State<Api>,
     Segments(stream): Segments<String>,
     parameters: Parameters,
+    limit: WaitLimit,
 ) -> Result<Response, Failure> {
-    pop(&api, PopTarget::Stream { stream }, &parameters).await
+    pop(&api, PopTarget::Stream { stream }, &parameters, limit).await
 }
 
 /// `GET /api/v1/pop/queue/{queue}/partition/{partition}`: messages of one partition.
@@ -48,8 +51,9 @@ pub(crate) async fn partition(
     State(api): State<Api>,
     Segments((stream, partition)): Segments<(String, String)>,
     parameters: Parameters,
+    limit: WaitLimit,
 ) -> Result<Response, Failure> {
-    pop(&api, PopTarget::Partition { stream, partition }, &parameters).await
+    pop(&api, PopTarget::Partition { stream, partition }, &parameters, limit).await
 }
 
 /// `GET /api/v1/pop`: messages of whatever queue has the labels.
@@ -62,6 +66,7 @@ pub(crate) async fn partition(
 pub(crate) async fn discover(
     State(api): State<Api>,
     parameters: Parameters,
+    limit: WaitLimit,
 ) -> Result<Response, Failure> {
     let namespace = parameters.text("namespace").map(str::to_owned);
     let task = parameters.text("task").map(str::to_owned);
@@ -72,16 +77,22 @@ pub(crate) async fn discover(
         json.key("messages").array().end_array().end_object();
         return Ok(json.into_response(StatusCode::BAD_REQUEST));
     }
-    pop(&api, PopTarget::Labels { namespace, task }, &parameters).await
+    pop(&api, PopTarget::Labels { namespace, task }, &parameters, limit).await
 }
 
-async fn pop(api: &Api, target: PopTarget, parameters: &Parameters) -> Result<Response, Failure> {
+async fn pop(
+    api: &Api,
+    target: PopTarget,
+    parameters: &Parameters,
+    limit: WaitLimit,
+) -> Result<Response, Failure> {
     let stream = match &target {
         PopTarget::Stream { stream } | PopTarget::Partition { stream, .. } => stream.clone(),
         PopTarget::Labels { .. } => String::new(),
     };
     let group = parameters.text("consumerGroup");
-    let pop = read(target, parameters, api.engine().settings().default_subscription)?;
+    let mut pop = read(target, parameters, api.engine().settings().default_subscription)?;
+    pop.wait = pop.wait.and_then(|wait| limit.cut(wait));
     let conflates = pop.conflation == Some(true);
     let popped = if pop.wait.is_some() {
         tokio::select! {

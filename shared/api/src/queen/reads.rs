@@ -15,7 +15,7 @@ use tidewheel_engine::{
 use utoipa_axum::{router::OpenApiRouter, routes};
 
 use crate::{
-    Api,
+    Api, WaitLimit,
     body::{Body, Object, Text},
     error::Failure,
     json::Json,
@@ -125,7 +125,7 @@ fn bytes(asked: Option<i64>, default: usize, limit: usize) -> usize {
     request_body = openapi::FetchRequest,
     responses((status = 200, description = "What was read, in order", body = openapi::FetchAnswer)),
 )]
-async fn fetch(State(api): State<Api>, body: Body) -> Result<Response, Failure> {
+async fn fetch(State(api): State<Api>, limit: WaitLimit, body: Body) -> Result<Response, Failure> {
     let request: FetchRequest<'_> = body.parse()?;
     check_count(request.entries.len(), ENTRIES)?;
     let mut entries = Vec::with_capacity(request.entries.len());
@@ -145,9 +145,10 @@ async fn fetch(State(api): State<Api>, body: Body) -> Result<Response, Failure> 
     let wait = request.max_wait_ms.filter(|ms| *ms > 0);
     let mut fetch = Fetch {
         entries,
-        bytes: bytes(request.max_bytes, FETCH_BYTES, FETCH_BYTES_MAX),
-        min_bytes: bytes(request.min_bytes, 1, FETCH_BYTES_MAX),
-        wait: wait.map(|ms| Duration::from_millis(ms.min(WAIT_MS))),
+        bytes: bytes(request.max_bytes, FETCH_BYTES, FETCH_BYTES_MAX)
+            .min(api.settings().max_fetch_bytes),
+        min_bytes: bytes(request.min_bytes, 1, FETCH_BYTES_MAX).min(api.settings().max_fetch_bytes),
+        wait: wait.and_then(|ms| limit.cut(Duration::from_millis(ms.min(WAIT_MS)))),
     };
     let found = tokio::select! {
         found = api.engine().fetch(&fetch) => Some(found?),
