@@ -22,7 +22,7 @@ use crate::{
     Engine, Error, GroupId, PartitionId, Pushed, Uuid,
     encryption::Sealer,
     head::{Descriptor, Head, Placed, commit_token, id_bytes},
-    keys, limits, message_id,
+    keys, limits, live, message_id,
     segment::{self, Packed, Segment, TransactionId, id_hash},
     stream::StreamRecord,
     view::IdView,
@@ -65,6 +65,8 @@ pub(crate) struct Plan {
     pub(crate) writes: Vec<Write>,
     /// What the head will be, if the plan is pinned.
     after: Option<Head>,
+    /// It wakes the partition's followers.
+    wakes_live: bool,
     /// The tail that was known when it was planned.
     known_tail: u64,
 }
@@ -83,8 +85,17 @@ pub(crate) struct Append {
     sealer: Option<Arc<Sealer>>,
     /// The id set cannot be used for these ids: one of them meets another id's hash, or an expired copy.
     clear_ids: bool,
-    /// The segment of a commit whose reply was lost, and the tail that was known then: it may arrive at any moment.
-    doubtful: Option<(String, u64)>,
+    /// A commit whose reply was lost: it may arrive at any moment.
+    doubtful: Option<Doubtful>,
+    /// It has woken the partition's followers, and the doorbell is to be rung.
+    rings: bool,
+}
+
+/// A commit whose reply was lost.
+struct Doubtful {
+    blob: String,
+    known_tail: u64,
+    wakes_live: bool,
 }
 
 impl Append {
@@ -107,6 +118,7 @@ impl Append {
             sealer: None,
             clear_ids: false,
             doubtful: None,
+            rings: false,
         }
     }
 
@@ -301,7 +313,8 @@ impl Append {
         write.conditions = conditions;
         writes.insert(0, write);
         let after = if pinned { Some(self.after(&writes[0], Some(&head.encode()))?) } else { None };
-        Ok(Plan { blob: packing.blob.clone(), writes, after, known_tail: head.tail })
+        let wakes_live = live::sleeps(&self.id, head);
+        Ok(Plan { blob: packing.blob.clone(), writes, after, wakes_live, known_tail: head.tail })
     }
 
     /// The head as a write to it will leave it.
@@ -353,7 +366,8 @@ impl Append {
         ];
         writes.extend(self.stream.groups.iter().filter_map(|g| self.ready_write(g)));
         let after = Some(self.after(&writes[0], None)?);
-        Ok(Plan { blob: packing.blob.clone(), writes, after, known_tail: 0 })
+        let blob = packing.blob.clone();
+        Ok(Plan { blob, writes, after, wakes_live: false, known_tail: 0 })
     }
 
     /// Learns from a refusal. `failed` holds the failed writes of this append's plan, by their place in it.
@@ -394,6 +408,7 @@ impl Append {
         let placed = self.find(&head, &plan.blob.name.id, plan.known_tail).await?;
         let Some(placed) = placed else { return Ok(false) };
         Counts::add(&self.engine.inner.counts.outcomes_resolved, 1);
+        self.rings |= plan.wakes_live;
         self.decided(view, &placed);
         self.engine.announce(&self.stream.info.name, &self.id, head.tail);
         Ok(true)
@@ -419,14 +434,17 @@ impl Append {
     /// The segment of our own earlier commit under this head, if its reply was lost and it has arrived since. Its ids
     /// must not be taken for another's: what has no id would be appended again without them.
     async fn arrived(&mut self, head: &Head) -> Result<Option<Placed>, Error> {
-        let Some((blob, known_tail)) = self.doubtful.clone() else { return Ok(None) };
+        let Some(Doubtful { blob, known_tail, wakes_live }) = self.doubtful.take() else {
+            return Ok(None);
+        };
         if self.packing.as_ref().is_none_or(|p| p.blob.name.id != blob) {
             // Its ids are another's by now, or the collector has passed it: it is refused when it comes.
-            self.doubtful = None;
             return Ok(None);
         }
         let placed = self.find(head, &blob, known_tail).await?;
+        self.doubtful = Some(Doubtful { blob, known_tail, wakes_live });
         if placed.is_some() {
+            self.rings |= wakes_live;
             Counts::add(&self.engine.inner.counts.outcomes_resolved, 1);
             self.engine.announce(&self.stream.info.name, &self.id, head.tail);
         }
@@ -451,6 +469,7 @@ impl Append {
         let placed = head.find(&plan.blob.name.id);
         let tail = head.tail;
         self.warm.learn(Arc::new(head));
+        self.rings |= plan.wakes_live;
         let Some(placed) = placed else {
             return Err(Error::Corrupt("an appended segment is not in its head".into()));
         };
@@ -475,6 +494,13 @@ impl Append {
         let weight = (payloads + 160 * records.len()) as u64;
         let segment = Segment { hashes: packing.hashes.to_vec(), records, weight };
         self.engine.remember_segment(&self.id, &packing.blob.name.id, segment);
+    }
+
+    /// Rings the doorbell if the append has woken the partition's followers. Not under the partition's lock.
+    pub(crate) async fn ring(&mut self) {
+        if std::mem::take(&mut self.rings) {
+            self.engine.ring(&self.id).await;
+        }
     }
 
     /// What became of each record, in the order they were given.
@@ -518,7 +544,11 @@ impl Append {
                 }
                 Err(CommitError::Unknown(why)) => {
                     *doubt = Some(why);
-                    self.doubtful = Some((plan.blob.name.id.clone(), plan.known_tail));
+                    self.doubtful = Some(Doubtful {
+                        blob: plan.blob.name.id.clone(),
+                        known_tail: plan.known_tail,
+                        wakes_live: plan.wakes_live,
+                    });
                     if self.resolve(view, &plan).await? {
                         return Ok(());
                     }

@@ -177,6 +177,11 @@ impl Bundle {
         Ok(found)
     }
 
+    /// Rings the doorbell for every partition whose followers were woken. Not under the partitions' locks.
+    pub(crate) async fn ring(&mut self) {
+        futures_util::future::join_all(self.appends.iter_mut().map(Append::ring)).await;
+    }
+
     /// What became of each item, in the order of the items; and the groups in the order of first mention.
     pub(crate) fn outcomes(self, items: usize) -> (Vec<Pushed>, Vec<push::Group>) {
         let mut outcomes = vec![Pushed::Refused(Error::Busy); items];

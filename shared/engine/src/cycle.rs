@@ -83,6 +83,7 @@ impl Engine {
         let mut locks = bundle::lock(&warms).await;
         let part = self.commit_cycle(cycle, &source, &mut view, &mut bundle, &mut locks).await?;
         drop(locks);
+        bundle.ring().await;
         let (outcomes, groups) = bundle.outcomes(items.len());
         let pushed = groups.iter().map(|group| sink_pushed(group, &outcomes)).collect();
         let queued = outcomes.iter().filter(|o| matches!(o, Pushed::Queued { .. })).count();

@@ -318,6 +318,22 @@ impl Engine {
         }
     }
 
+    pub(crate) fn sleep_writes(
+        &self,
+        group: &GroupId,
+        partition: &PartitionId,
+        tail: u64,
+        ready_version: i64,
+    ) -> [Write; 2] {
+        let asleep = Change::Include("asleep".into(), [group.0.simple()].into());
+        [
+            Write::update(keys::head(partition), vec![asleep])
+                .when(Condition::Equals("tail".into(), (tail as i64).into())),
+            Write::delete(keys::ready(group, partition))
+                .when(Condition::Equals("version".into(), ready_version.into())),
+        ]
+    }
+
     /// Puts a group to sleep on a partition that it has drained up to `tail`. False if there is news: the tail has moved,
     /// or the ready entry is not the one that was looked at.
     pub(crate) async fn sleep(
@@ -327,14 +343,8 @@ impl Engine {
         tail: u64,
         ready_version: i64,
     ) -> Result<bool, Error> {
-        let asleep = Change::Include("asleep".into(), [group.0.simple()].into());
-        let writes = vec![
-            Write::update(keys::head(partition), vec![asleep])
-                .when(Condition::Equals("tail".into(), (tail as i64).into())),
-            Write::delete(keys::ready(group, partition))
-                .when(Condition::Equals("version".into(), ready_version.into())),
-        ];
-        match self.commit(Commit::all(writes)).await {
+        let writes = self.sleep_writes(group, partition, tail, ready_version);
+        match self.commit(Commit::all(writes.into())).await {
             Ok(_) => {
                 // The remembered head lacks the sleeper; the next push would be refused for nothing.
                 if let Some(head) = self.warm(partition).head().filter(|h| h.tail == tail) {

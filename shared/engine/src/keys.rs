@@ -11,6 +11,8 @@
 //! | index page | `p#<partition id>` | `page#<base, 16 hex digits>` | see [`crate::page`] | absent |
 //! | cursor | `c#<cursor id>` | `cursor` | see [`crate::cursor`] | absent; epoch equals; lease equals |
 //! | ready entry | `r#<group id>` | `<partition id>` | `version` (chance) | version equals |
+//! | ready entry of a live group | `r#6c697665<shard>..` | `<partition id>` | the same; see [`crate::live`] | the same |
+//! | connections, followers | `w..` | of the `gateway` crate | of the `gateway` crate | of the `gateway` crate |
 //! | dead letter | `d#<stream id>` | `<failed_us, 16 hex>.<partition id>.<offset, 16 hex>.<group id>` | see [`crate::dead_letter`] | exists |
 //! | dead letter by message | `dx#<partition id>` | `<hash of the transaction id, 16 hex>#<dead letter>` | `listed` | none |
 //! | number of dead letters | `dc#<stream id>` | `<partition id>#<group>` | `letters` | letters equals |

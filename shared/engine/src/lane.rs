@@ -143,6 +143,7 @@ async fn append_batch(engine: &Engine, partition: &str, warm: &Arc<Warm>, batch:
         let mut view = warm.append.lock().await;
         append.run(&mut view).await
     };
+    append.ring().await;
     let outcomes = append.outcomes();
     for (reply, own) in replies.into_iter().zip(places) {
         let answer = match &result {

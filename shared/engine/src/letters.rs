@@ -265,6 +265,7 @@ impl Engine {
         let mut doubt = None;
         let answer = self.commit_replay(&filed, &mut bundle, &mut locks, &mut doubt).await;
         drop(locks);
+        bundle.ring().await;
         let outcome = match (answer, doubt) {
             // What it was refused for may be its own earlier attempt, arriving late.
             (Ok(Some(false) | None), Some(why)) => return Err(Error::Unknown(why)),

@@ -27,6 +27,7 @@
 //! | query, state, cycle | `query`, `state`, `cycle`; `claim` for leases over nothing |
 //! | retention, collection, deletion | `maintain` |
 //! | counting what there is | `survey` |
+//! | following, for processes that deliver | `live` |
 //! | traces | `trace` |
 //! | pausing pushes and pops | `switches` |
 //! | encryption at rest | `encryption` |
@@ -52,6 +53,7 @@ mod keys;
 mod lane;
 mod letters;
 pub mod limits;
+pub mod live;
 mod maintain;
 mod model;
 mod options;
@@ -82,6 +84,7 @@ pub use crate::{
     error::Error,
     fetch::{Fetch, FetchEntry, Fetched, TimeEntry, TimeFound},
     id::{CursorId, GroupId, LeaseId, PartitionId, Uuid, message_id},
+    live::{Doorbell, NotRung},
     maintain::Hold,
     model::*,
     options::StreamOptions,
@@ -107,6 +110,8 @@ pub struct Settings {
     pub pop_batch_max: usize,
     /// The keys of streams that are encrypted at rest; without them no stream can be.
     pub keys: Option<Arc<dyn KeyProvider>>,
+    /// Rung when a push finds the followers of a partition asleep; without one they hear of it otherwise (see [`live`]).
+    pub doorbell: Option<Arc<dyn Doorbell>>,
 }
 
 impl Settings {
@@ -125,6 +130,7 @@ impl Default for Settings {
             pop_bytes: limits::POP_BYTES,
             pop_batch_max: limits::POP_BATCH_MAX,
             keys: None,
+            doorbell: None,
         }
     }
 }

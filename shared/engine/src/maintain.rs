@@ -284,7 +284,7 @@ impl Engine {
             for (key, _) in &page {
                 if let Some(partition) = PartitionId::parse(&key.sk) {
                     // The head first: from then on no push can land here.
-                    self.delete_item(Write::delete(keys::head(&partition))).await?;
+                    self.delete_head(&partition).await?;
                     self.warm(&partition).forget();
                     for group in &groups {
                         self.delete_cursor(group, &partition).await?;

@@ -82,6 +82,7 @@ impl Engine {
         let mut locks = bundle::lock(&warms).await;
         let outcome = self.commit_transaction(&layout, &mut bundle, &mut locks).await?;
         drop(locks);
+        bundle.ring().await;
         let acknowledged = match outcome {
             Ok(acknowledged) => acknowledged,
             Err(rolled_back) => return Ok(Err(rolled_back)),

@@ -143,6 +143,12 @@ impl Inner {
     }
 }
 
+impl Inner {
+    pub(crate) fn watched(&self, partition: &PartitionId) -> bool {
+        self.watchers.lock().get(partition).is_some_and(|sender| sender.receiver_count() > 0)
+    }
+}
+
 impl Engine {
     pub(crate) fn warm(&self, partition: &PartitionId) -> Arc<Warm> {
         let fresh = || Ok::<_, std::convert::Infallible>(Arc::new(Warm::default()));
@@ -306,14 +312,19 @@ impl Engine {
 
     /// Tells this process that a partition has new records.
     pub(crate) fn announce(&self, stream: &str, partition: &PartitionId, tail: u64) {
-        if let Some(sender) = self.inner.watchers.lock().get(partition) {
+        self.tell_watchers(partition, tail);
+        self.wake_poppers(stream);
+    }
+
+    /// Tells those who watch a partition how far it reaches; true if any of them did not know.
+    pub(crate) fn tell_watchers(&self, partition: &PartitionId, tail: u64) -> bool {
+        self.inner.watchers.lock().get(partition).is_some_and(|sender| {
             sender.send_if_modified(|t| {
                 let moved = tail > *t;
                 *t = tail.max(*t);
                 moved
-            });
-        }
-        self.wake_poppers(stream);
+            })
+        })
     }
 
     /// Wakes the pops that wait on a stream in this process.

@@ -13,6 +13,7 @@ mod costs;
 mod cycles;
 mod doubt;
 mod encryption;
+mod live;
 mod maintenance;
 mod produce;
 mod reads;
