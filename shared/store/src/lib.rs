@@ -28,13 +28,20 @@
 //!
 //! This crate knows no streams. It never retries, never reads a clock (see [`Env`]), and never guesses an outcome.
 //!
-//! A back end passes the suite in [`conformance`] unchanged. [`Memory`] is deterministic and meters what the cloud
-//! would bill; [`Embedded`] keeps everything in one folder, durably; [`Faulty`] wraps another and breaks it by a
-//! seed.
+//! A back end passes the suite in [`conformance`] unchanged:
+//!
+//! | back end | feature | for |
+//! |---|---|---|
+//! | [`Memory`] | | tests: deterministic, and it meters what the cloud would bill |
+//! | [`Embedded`] | `embedded` | the local stack: one folder, one process, power-safe |
+//! | `DynamoDb` | `dynamodb` | the deployed stack: heads and small blobs in a table, large blobs in a bucket |
+//! | [`Faulty`] | | wraps another and breaks it by a seed |
 
 pub mod blob;
 pub mod conformance;
 mod decide;
+#[cfg(feature = "dynamodb")]
+pub mod dynamodb;
 #[cfg(feature = "embedded")]
 pub mod embedded;
 mod env;
@@ -51,6 +58,8 @@ use std::ops::Range;
 use async_trait::async_trait;
 use bytes::Bytes;
 
+#[cfg(feature = "dynamodb")]
+pub use crate::dynamodb::DynamoDb;
 #[cfg(feature = "embedded")]
 pub use crate::embedded::Embedded;
 pub use crate::{
@@ -130,6 +139,15 @@ impl Query {
         Some(next)
     }
 
+    /// True if no sort key can lie within the bounds. The cloud refuses such a query; nothing is asked of it, or billed.
+    pub(crate) fn encloses_nothing(&self) -> bool {
+        match (&self.from, &self.to) {
+            (_, None) => false,
+            (None, Some(to)) => to.is_empty(),
+            (Some(from), Some(to)) => to.is_empty() || from > to,
+        }
+    }
+
     /// Checks the query's limits. Every back end calls it first.
     ///
     /// # Errors
@@ -152,13 +170,17 @@ fn below(sk: &str) -> Option<String> {
         '\0' => return Some(at.into_iter().collect::<String>()).filter(|sk| !sk.is_empty()),
         last => at.push(char::from_u32(last as u32 - 1).unwrap_or('\u{D7FF}')),
     }
-    let mut sk: String = at.into_iter().collect();
+    Some(greatest_after(at.into_iter().collect()))
+}
+
+/// The greatest sort key, of those that are not too long, that begins like this.
+fn greatest_after(mut sk: String) -> String {
     for greatest in [char::MAX, '\u{FFFF}', '\u{7FF}', '\u{7F}'] {
         while sk.len() + greatest.len_utf8() <= limits::SORT_KEY_BYTES {
             sk.push(greatest);
         }
     }
-    Some(sk)
+    sk
 }
 
 fn too_many(what: &'static str, count: usize, limit: usize) -> Result<(), Invalid> {

@@ -24,8 +24,8 @@ pub const TRANSACTION_ITEMS: usize = 100;
 /// Bytes of all items in one transaction.
 pub const TRANSACTION_BYTES: usize = 4 * 1024 * 1024;
 
-/// Operators (comparisons and functions) in the conditions of one write. The cloud allows 300 in a whole
-/// expression; the rest is room for the changes.
+/// Operators (comparisons, functions, and what joins them) in the conditions of one write. The cloud allows 300 in an
+/// expression; the rest is room for what guards the changes.
 pub const CONDITION_OPERATORS: usize = 200;
 
 /// Keys in one `batch_get`.

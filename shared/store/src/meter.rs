@@ -12,7 +12,8 @@
 //!   their number; a batch is read item by item.
 //! - A blob up to [`limits::INLINE_BLOB_BYTES`], frame included, is an item:
 //!   storing it is a put of its own outside the transaction, reading it is an eventually consistent read (it never
-//!   changes), deleting it is a delete. A larger one is one object put, one object get, and free to delete.
+//!   changes), deleting it is a delete. A larger one is one object put, one object get, and free to delete. A name that
+//!   does not say "object" is looked for among the items first, and deleted there too.
 //!
 //! The meter counts; it never refuses.
 
@@ -116,9 +117,9 @@ pub(crate) fn of_item(key: &Key, item: Option<&Item>) -> usize {
     item_bytes(key, item)
 }
 
-/// True if a blob of this many bytes, without its frame, is an item rather than an object.
-pub fn is_inline(body_bytes: usize) -> bool {
-    body_bytes + FRAME_BYTES <= limits::INLINE_BLOB_BYTES
+/// True if a blob of this many bytes, without its frame, is an item under this name rather than an object.
+pub fn is_inline(name: &BlobName, body_bytes: usize) -> bool {
+    !name.hints_object() && body_bytes + FRAME_BYTES <= limits::INLINE_BLOB_BYTES
 }
 
 /// Bytes of the item that an inline blob is: the frame and the body, the name, and what the key and the attributes'
@@ -130,7 +131,7 @@ pub(crate) fn blob_item_bytes(name: &BlobName, body_bytes: usize) -> usize {
 
 /// What storing a blob costs.
 pub(crate) fn of_blob_put(name: &BlobName, body_bytes: usize) -> Units {
-    if is_inline(body_bytes) {
+    if is_inline(name, body_bytes) {
         Units { write_units: write_units(blob_item_bytes(name, body_bytes)), ..Units::default() }
     } else {
         Units { blob_puts: 1, ..Units::default() }
@@ -140,23 +141,24 @@ pub(crate) fn of_blob_put(name: &BlobName, body_bytes: usize) -> Units {
 /// What reading a blob costs; `None` is one that is not there.
 pub(crate) fn of_blob_get(name: &BlobName, body_bytes: Option<usize>) -> Units {
     match body_bytes {
-        Some(bytes) if !is_inline(bytes) => Units { blob_gets: 1, ..Units::default() },
-        found => {
-            let bytes = found.map_or(0, |b| blob_item_bytes(name, b));
-            Units { read_units: read_units(bytes) / 2.0, ..Units::default() }
+        _ if name.hints_object() => Units { blob_gets: 1, ..Units::default() },
+        Some(bytes) if is_inline(name, bytes) => {
+            let read_units = read_units(blob_item_bytes(name, bytes)) / 2.0;
+            Units { read_units, ..Units::default() }
         }
+        // The cheap read finds no item, the strong one neither; then the bucket is asked.
+        _ => Units { read_units: 0.5 + 1.0, blob_gets: 1, ..Units::default() },
     }
 }
 
 /// What deleting a blob costs.
 pub(crate) fn of_blob_delete(name: &BlobName, body_bytes: Option<usize>) -> Units {
-    match body_bytes {
-        Some(bytes) if !is_inline(bytes) => Units::default(),
-        found => {
-            let bytes = found.map_or(0, |b| blob_item_bytes(name, b));
-            Units { write_units: write_units(bytes), ..Units::default() }
-        }
+    if name.hints_object() {
+        return Units::default();
     }
+    let inline = body_bytes.filter(|bytes| is_inline(name, *bytes));
+    let bytes = inline.map_or(0, |bytes| blob_item_bytes(name, bytes));
+    Units { write_units: write_units(bytes), ..Units::default() }
 }
 
 #[cfg(test)]
@@ -175,7 +177,8 @@ mod tests {
 
     #[test]
     fn the_inline_bound_includes_the_frame() {
-        assert!(is_inline(limits::INLINE_BLOB_BYTES - FRAME_BYTES));
-        assert!(!is_inline(limits::INLINE_BLOB_BYTES - FRAME_BYTES + 1));
+        let name = BlobName::new("o", "b");
+        assert!(is_inline(&name, limits::INLINE_BLOB_BYTES - FRAME_BYTES));
+        assert!(!is_inline(&name, limits::INLINE_BLOB_BYTES - FRAME_BYTES + 1));
     }
 }

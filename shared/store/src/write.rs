@@ -68,13 +68,30 @@ impl Condition {
         }
     }
 
-    /// Operators that the condition takes in the cloud's expression.
+    /// Operators (comparisons, functions, and what joins them) that the condition takes in the cloud's expression.
     fn operators(&self) -> usize {
         match self {
-            Condition::ShorterThan(..) | Condition::SetLacks(..) | Condition::Differs(..) => 2,
-            _ => 1,
+            Condition::ShorterThan(..) => 11,
+            Condition::Differs(..) | Condition::SetHas(..) => 4,
+            _ => 2,
         }
     }
+}
+
+/// What each set beyond the first, of those that are asked for what they lack, takes on top.
+const SET_OPERATORS: usize = 6;
+
+/// Operators that conditions take together.
+fn operators(conditions: &[Condition]) -> usize {
+    let sets: BTreeSet<_> = conditions
+        .iter()
+        .filter_map(|c| match c {
+            Condition::SetLacks(a, _) => Some(a),
+            _ => None,
+        })
+        .collect();
+    let each: usize = conditions.iter().map(Condition::operators).sum();
+    each + SET_OPERATORS * sets.len().saturating_sub(1)
 }
 
 /// One change to an item's attributes. An attribute may be changed once in a write.
@@ -301,7 +318,7 @@ impl Commit {
             if !keys.insert(&write.key) {
                 return Err(Invalid::ItemTwice { key: write.key.clone() });
             }
-            let operators: usize = write.conditions.iter().map(Condition::operators).sum();
+            let operators = operators(&write.conditions);
             if operators > limits::CONDITION_OPERATORS {
                 return Err(Invalid::TooManyConditions { key: write.key.clone(), operators });
             }
@@ -362,6 +379,12 @@ fn check_value(attribute: &str, value: &Value, depth: usize) -> Result<(), Inval
         Value::Map(m) => m.values().try_for_each(|v| check_value(attribute, v, depth + 1)),
         _ => Ok(()),
     }
+}
+
+/// True if an attribute can have this value; nothing that is stored equals another.
+#[cfg(feature = "dynamodb")]
+pub(crate) fn is_storable(value: &Value) -> bool {
+    check_value("", value, 0).is_ok() && value.size() <= limits::ITEM_BYTES
 }
 
 fn check_change(change: &Change) -> Result<(), Invalid> {
