@@ -1,7 +1,9 @@
 //! What the scheduled tasks do in one round.
 
-use tidewheel_engine::{Engine, Error};
-use tidewheel_tables::Tables;
+use tidewheel_tables::{
+    Tables,
+    maintain::{Done, Error, Maintenance, Work},
+};
 
 /// Publishes what is new in all streams to their tables, until there is nothing more.
 pub(crate) async fn seal(tables: Tables) -> Result<(), tidewheel_tables::Error> {
@@ -30,33 +32,43 @@ pub(crate) async fn seal(tables: Tables) -> Result<(), tidewheel_tables::Error> 
 /// Applies retention to all streams, and deletes old traces and the rest of deleted streams. A stream that fails does
 /// not stop the others.
 ///
-/// Records that the table does not have yet are kept, whatever their age. Nothing is collected here: this store
-/// writes blobs and heads together, so it has none that no head names.
-pub(crate) async fn maintain(engine: Engine, tables: Tables) -> Result<(), Error> {
-    let swept = engine.sweep().await?;
-    if swept > 0 {
-        tracing::info!(partitions = swept, "deleted streams were swept");
-    }
-    let traces = engine.sweep_traces().await?;
-    if traces > 0 {
-        tracing::info!(traces, "old traces were deleted");
-    }
+/// Nothing is collected here: the store of one machine writes blobs and heads together, so it has none that no head
+/// names.
+pub(crate) async fn maintain(maintenance: Maintenance) -> Result<(), Error> {
+    let engine = maintenance.engine().clone();
     let mut failed = None;
+    for id in engine.deleted_streams().await? {
+        run(&maintenance, Work::Sweep { id: id.to_string() }, &mut failed).await;
+    }
+    run(&maintenance, Work::Traces, &mut failed).await;
     let mut after: Option<String> = None;
     loop {
         let names = engine.streams(after.as_deref(), STREAMS_AT_ONCE).await?;
-        for name in &names {
-            match retain(&engine, &tables, name).await {
-                Ok(0) => {}
-                Ok(expired) => tracing::info!(stream = name, expired, "retention"),
-                Err(error) => {
-                    tracing::warn!(stream = name, %error, "retention was not applied");
-                    failed = Some(error);
-                }
+        after = names.last().filter(|_| names.len() == STREAMS_AT_ONCE).cloned();
+        for stream in names {
+            run(&maintenance, Work::Retain { stream, after: None }, &mut failed).await;
+        }
+        if after.is_none() {
+            return failed.map_or(Ok(()), Err);
+        }
+    }
+}
+
+/// Does what is due in this minute but sealing: retention, collection, sweeps. On a store that others share everybody
+/// finds the same, and doing it twice is doing it once; so each stream has its turn, and not all of them in each round.
+pub(crate) async fn maintain_shared(maintenance: Maintenance) -> Result<(), Error> {
+    let round = Maintenance::round(maintenance.engine().env().now_us());
+    let mut failed = None;
+    let mut after: Option<String> = None;
+    loop {
+        let found = maintenance.find(round, after.as_deref()).await?;
+        for work in found.work {
+            if !matches!(work, Work::Seal { .. }) {
+                run(&maintenance, work, &mut failed).await;
             }
         }
-        after = names.last().cloned();
-        if names.len() < STREAMS_AT_ONCE {
+        after = found.next;
+        if after.is_none() {
             return failed.map_or(Ok(()), Err);
         }
     }
@@ -65,22 +77,19 @@ pub(crate) async fn maintain(engine: Engine, tables: Tables) -> Result<(), Error
 /// Names of streams that one step lists.
 const STREAMS_AT_ONCE: usize = 1000;
 
-async fn retain(engine: &Engine, tables: &Tables, stream: &str) -> Result<u64, Error> {
-    let Some(info) = engine.stream(stream).await? else { return Ok(0) };
-    if !info.options.expires() {
-        return Ok(0);
-    }
-    match tables.publishes(stream).await {
-        Ok(true) => {}
-        // Nothing waits to be published.
-        Ok(false) => return engine.retain(stream, None).await,
-        Err(e) => return Err(Error::Unavailable(e.to_string())),
-    }
-    match tables.reach(stream).await {
-        Ok(reach) => engine.retain(stream, Some(&|partition| reach.below(partition))).await,
-        Err(tidewheel_tables::Error::StreamNotFound(_)) => Ok(0),
-        // Without knowing what the table has, nothing may go.
-        Err(e) => Err(Error::Unavailable(e.to_string())),
+/// Does a piece of work to its end, and says what it did.
+async fn run(maintenance: &Maintenance, work: Work, failed: &mut Option<Error>) {
+    match maintenance.run(&work, i64::MAX).await {
+        Ok(outcome) => {
+            let Done { expired, collected, swept, traces, .. } = outcome.done;
+            if expired + collected + swept + traces > 0 {
+                tracing::info!(%work, expired, collected, swept, traces, "maintained");
+            }
+        }
+        Err(error) => {
+            tracing::warn!(%work, %error, "work was not done");
+            *failed = Some(error);
+        }
     }
 }
 
@@ -90,7 +99,9 @@ mod tests {
 
     use futures_util::StreamExt;
     use object_store::{ObjectStore, memory::InMemory, path::Path};
-    use tidewheel_engine::{Configure, MasterKeys, PartitionId, PushItem, SecretKey, Settings};
+    use tidewheel_engine::{
+        Configure, Engine, MasterKeys, PartitionId, PushItem, SecretKey, Settings,
+    };
     use tidewheel_store::{Env, Memory};
 
     use super::*;
@@ -121,7 +132,7 @@ mod tests {
         assert!(listed.is_empty(), "{listed:?}");
 
         env.sleep(std::time::Duration::from_secs(120)).await;
-        maintain(engine.clone(), closed).await.unwrap();
+        maintain(Maintenance::new(&engine, &closed)).await.unwrap();
         let partition = PartitionId::of(&id, tidewheel_engine::DEFAULT_PARTITION);
         assert_eq!(engine.extent(&partition).await.unwrap().unwrap().floor, 1);
 
@@ -149,10 +160,10 @@ mod tests {
         let floor = async || engine.extent(&partition).await.unwrap().unwrap().floor;
 
         env.sleep(std::time::Duration::from_secs(120)).await;
-        maintain(engine.clone(), tables.clone()).await.unwrap();
+        maintain(Maintenance::new(&engine, &tables)).await.unwrap();
         assert_eq!(floor().await, 0, "the table has nothing yet");
         seal(tables.clone()).await.unwrap();
-        maintain(engine.clone(), tables.clone()).await.unwrap();
+        maintain(Maintenance::new(&engine, &tables)).await.unwrap();
         assert_eq!(floor().await, 2);
     }
 }

@@ -24,7 +24,7 @@ use tidewheel_api::Api;
 use tidewheel_engine::{Engine, KeyProvider};
 use tidewheel_gateway::Gateway;
 use tidewheel_store::{Embedded, Env, Store, embedded};
-use tidewheel_tables::Tables;
+use tidewheel_tables::{Tables, maintain::Maintenance};
 use tokio::{
     net::{TcpListener, lookup_host},
     sync::{mpsc, watch},
@@ -193,9 +193,9 @@ impl Stack {
         let seal = schedule::every("seal", options.seal_every, closed.clone(), move || {
             rounds::seal(sealed.clone())
         });
-        let (kept, held) = (engine.clone(), tables.clone());
+        let maintenance = Maintenance::new(&engine, &tables);
         let maintain = schedule::every("maintain", options.maintain_every, closed, move || {
-            rounds::maintain(kept.clone(), held.clone())
+            rounds::maintain(maintenance.clone())
         });
         let tasks = vec![seal, maintain];
         Ok(Self {

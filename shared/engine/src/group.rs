@@ -401,6 +401,17 @@ impl Engine {
         Ok(self.ready_entries(&group.id, limit).await?.into_iter().map(|(id, _)| id).collect())
     }
 
+    /// True if a stream has partitions that may have records which an internal group has not settled. Reads one entry,
+    /// however many there are. The group joins as in [`Engine::ready`].
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub async fn has_ready(&self, stream: &str, group: &str) -> Result<bool, Error> {
+        let Some(mut record) = self.stream_record(stream).await? else { return Ok(false) };
+        let group = self.ensure_group(&mut record, group, SubscriptionMode::All, false).await?;
+        Ok(!self.list(&keys::ready_pk(&group.id), None, 1).await?.is_empty())
+    }
+
     /// Puts an internal group to sleep on a partition whose records below `tail` it has dealt with; false if the tail
     /// has moved, or something else is new there: then it stays ready.
     pub async fn settle(

@@ -28,24 +28,44 @@ const PAGE: usize = 100;
 
 impl Engine {
     /// Applies a stream's retention. `hold` keeps what it names. Answers how many records became unreadable.
+    ///
+    /// # Errors
+    /// Those of the store. What was done stays done.
     pub async fn retain(&self, stream: &str, hold: Option<Hold<'_>>) -> Result<u64, Error> {
-        let Some(record) = self.reread_stream(stream).await? else { return Ok(0) };
-        if !record.info.options.expires() {
-            return Ok(0);
-        }
         let mut expired = 0;
-        let mut after: Option<PartitionId> = None;
+        let mut after = None;
         loop {
-            let page = self.partitions_of(&record, after.as_ref(), PAGE).await?;
-            for info in &page {
-                expired += self.retain_partition(&record, info, hold).await?;
-            }
-            after = page.last().map(|p| p.id);
-            if page.len() < PAGE {
-                Counts::add(&self.inner.counts.records_expired, expired as usize);
+            let (some, next) = self.retain_page(stream, hold, after.as_ref()).await?;
+            expired += some;
+            after = next;
+            if after.is_none() {
                 return Ok(expired);
             }
         }
+    }
+
+    /// Applies a stream's retention to its partitions after one, a hundred at most. Answers how many records became
+    /// unreadable, and the partition to go on after unless this was the last page.
+    ///
+    /// # Errors
+    /// Those of the store. What was done stays done.
+    pub async fn retain_page(
+        &self,
+        stream: &str,
+        hold: Option<Hold<'_>>,
+        after: Option<&PartitionId>,
+    ) -> Result<(u64, Option<PartitionId>), Error> {
+        let Some(record) = self.reread_stream(stream).await? else { return Ok((0, None)) };
+        if !record.info.options.expires() {
+            return Ok((0, None));
+        }
+        let page = self.partitions_of(&record, after, PAGE).await?;
+        let mut expired = 0;
+        for info in &page {
+            expired += self.retain_partition(&record, info, hold).await?;
+        }
+        Counts::add(&self.inner.counts.records_expired, expired as usize);
+        Ok((expired, page.last().filter(|_| page.len() == PAGE).map(|p| p.id)))
     }
 
     async fn retain_partition(
@@ -178,20 +198,39 @@ impl Engine {
     }
 
     /// Deletes unreachable blobs of a stream's partitions that are older than [`limits::BLOB_GRACE`]. Answers how many.
+    ///
+    /// # Errors
+    /// Those of the store. What was done stays done.
     pub async fn collect(&self, stream: &str) -> Result<u64, Error> {
         let mut collected = 0;
-        let mut after: Option<PartitionId> = None;
+        let mut after = None;
         loop {
-            let page = self.partitions(stream, after.as_ref(), PAGE).await?;
-            for info in &page {
-                collected += self.collect_partition(&info.id).await?;
-            }
-            after = page.last().map(|p| p.id);
-            if page.len() < PAGE {
-                Counts::add(&self.inner.counts.blobs_collected, collected as usize);
+            let (some, next) = self.collect_page(stream, after.as_ref()).await?;
+            collected += some;
+            after = next;
+            if after.is_none() {
                 return Ok(collected);
             }
         }
+    }
+
+    /// Collects the unreachable blobs of a stream's partitions after one, a hundred partitions at most. Answers how many
+    /// were deleted, and the partition to go on after unless this was the last page.
+    ///
+    /// # Errors
+    /// Those of the store. What was done stays done.
+    pub async fn collect_page(
+        &self,
+        stream: &str,
+        after: Option<&PartitionId>,
+    ) -> Result<(u64, Option<PartitionId>), Error> {
+        let page = self.partitions(stream, after, PAGE).await?;
+        let mut collected = 0;
+        for info in &page {
+            collected += self.collect_partition(&info.id).await?;
+        }
+        Counts::add(&self.inner.counts.blobs_collected, collected as usize);
+        Ok((collected, page.last().filter(|_| page.len() == PAGE).map(|p| p.id)))
     }
 
     async fn collect_partition(&self, partition: &PartitionId) -> Result<u64, Error> {
@@ -264,18 +303,32 @@ impl Engine {
     }
 
     /// Deletes what deleted streams have left. Answers how many partitions were swept.
+    ///
+    /// # Errors
+    /// Those of the store. What was done stays done.
     pub async fn sweep(&self) -> Result<u64, Error> {
         let mut swept = 0;
-        for (key, _) in self.list(keys::GONE, None, PAGE).await? {
-            if let Some(id) = Uuid::parse(&key.sk) {
-                swept += self.sweep_stream(&id).await?;
-            }
+        for id in self.deleted_streams().await? {
+            swept += self.sweep_stream(&id).await?;
         }
         Ok(swept)
     }
 
-    /// Deletes everything that a deleted stream held.
-    pub(crate) async fn sweep_stream(&self, stream: &Uuid) -> Result<u64, Error> {
+    /// Ids of deleted streams that have left something to sweep, a hundred at most.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub async fn deleted_streams(&self) -> Result<Vec<Uuid>, Error> {
+        let gone = self.list(keys::GONE, None, PAGE).await?;
+        Ok(gone.into_iter().filter_map(|(key, _)| Uuid::parse(&key.sk)).collect())
+    }
+
+    /// Deletes everything that a deleted stream held, and nothing if it was not deleted. Answers how many partitions
+    /// were swept. It may be interrupted, and goes on from there when it is called again.
+    ///
+    /// # Errors
+    /// Those of the store. What was done stays done.
+    pub async fn sweep_stream(&self, stream: &Uuid) -> Result<u64, Error> {
         let Some(gone) = self.get(&keys::gone(stream)).await? else { return Ok(0) };
         let groups: Vec<_> = group_ids(gone.list("groups")).collect();
         let mut swept = 0;

@@ -12,6 +12,8 @@
 //! SELECT count(*) FROM iceberg_scan('/data/tables/orders');   -- DuckDB
 //! ```
 //!
+//! [`maintain`] is what streams and tables need done beside: sealing, retention, collection, sweeps, in pieces.
+//!
 //! This crate knows no HTTP. It reads streams through [`Source`], which the engine is, keeps heads in the store, and
 //! files in any object store. It is the only crate that depends on Arrow, Parquet and Iceberg.
 
@@ -22,6 +24,7 @@ mod files;
 mod head;
 mod json;
 pub mod limits;
+pub mod maintain;
 mod positions;
 pub mod row;
 mod scan;

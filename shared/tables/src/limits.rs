@@ -61,11 +61,26 @@ pub(crate) const RESOLVE_ATTEMPTS: usize = 8;
 /// Partitions that one look at a table's freshness counts.
 pub(crate) const FRESHNESS_PARTITIONS: usize = 1000;
 
+/// Partitions of which one look at a table's freshness reads the time of the oldest record that the table lacks.
+pub(crate) const FRESHNESS_TIMES: usize = 16;
+
 /// Streams that one round of sealing looks at.
 pub(crate) const SEAL_STREAMS: usize = 1000;
 
-/// Declared schemas kept in memory.
-pub(crate) const SCHEMAS: usize = 10_000;
+/// Streams that one round seals at the same time: each holds up to one data file in memory.
+pub(crate) const SEALS_AT_ONCE: usize = 4;
+
+/// Tables of which a process remembers the schema, the hint and the lock.
+pub(crate) const REMEMBERED_TABLES: usize = 10_000;
 
 /// Snapshots that a table's metadata remembers: every seal writes all of them again.
 pub(crate) const SNAPSHOTS: usize = 500;
+
+/// Streams among which one call finds work.
+pub const FIND_STREAMS: usize = 500;
+
+/// Streams that finding work looks at at the same time.
+pub(crate) const FIND_AT_ONCE: usize = 32;
+
+/// Streams that are behind of which one call tells how far.
+pub(crate) const FIND_LAGS: usize = 50;

@@ -10,6 +10,7 @@
 
 use std::collections::BTreeMap;
 
+use futures_util::StreamExt;
 use tidewheel_engine::{PartitionId, PartitionInfo, Uuid};
 
 use crate::{
@@ -41,6 +42,8 @@ pub struct Sealed {
     pub lost: u64,
     /// A record that does not fit the declared schema. What is below it is sealed, and nothing from it on.
     pub unfit: Option<UnfitRecord>,
+    /// How long the oldest of the rows was in the log before the commit, µs: the commit lag.
+    pub commit_lag_us: Option<i64>,
     /// False if the commit counts but the hint beside it could not be moved yet.
     pub hinted: bool,
 }
@@ -50,6 +53,8 @@ pub struct Sealed {
 pub struct Report {
     /// Streams that had something new.
     pub sealed: Vec<(String, Sealed)>,
+    /// Streams of which another sealer published at the same time; what is left of them is for the next round.
+    pub raced: Vec<String>,
     /// Streams whose seal failed; the others are not affected.
     pub failed: Vec<(String, Error)>,
     /// True if a stream, or the list of streams, has more.
@@ -67,6 +72,8 @@ struct Found {
     lost: u64,
     more: bool,
     unfit: Option<UnfitRecord>,
+    /// Time of the oldest record, µs.
+    oldest_us: Option<i64>,
 }
 
 impl Tables {
@@ -93,11 +100,6 @@ impl Tables {
         let lock = self.sealing(&id);
         let _sealing = lock.lock().await;
 
-        let head = self.head(&id, stream).await?;
-        let files = self.files(&head);
-        if let Some(stem) = &head.stem {
-            files.advance_hint(stem).await?;
-        }
         let ready = {
             let mut ready = inner.source.ready(stream, limits::SEAL_PARTITIONS).await?;
             ready.sort_by(|a, b| a.name.cmp(&b.name));
@@ -109,6 +111,11 @@ impl Tables {
         // When there are more than we look at, whoever was sealed makes room for the others.
         let full = ready.len() >= limits::SEAL_PARTITIONS;
 
+        let head = self.head(&id, stream).await?;
+        let files = self.files(&head);
+        if let Some(stem) = &head.stem {
+            self.advance_hint(&id, &files, stem).await?;
+        }
         let shape = self.shape(&id, stream, &head).await?;
         let positions = head.positions.clone().load(&*inner.store, &head::owner(&id)).await?;
         if let Shape::Declared(_) = &shape {
@@ -151,14 +158,17 @@ impl Tables {
             let appended =
                 self.publish((&id, stream), &files, head, base, positions, data, &found).await?;
             sealed.snapshot_id = Some(appended.snapshot_id);
-            if let Err(e) = files.advance_hint(&appended.stem).await {
+            sealed.commit_lag_us = found.oldest_us.map(|us| (inner.env.now_us() - us).max(0));
+            if let Err(e) = self.advance_hint(&id, &files, &appended.stem).await {
                 tracing::warn!(stream, error = %e, "the table's hint lags; the next seal moves it");
                 sealed.hinted = false;
             }
         }
-        // A busy partition stays awake: putting it to sleep would make the next push pay for waking it.
+        // A busy partition stays awake: putting it to sleep would make the next push pay for waking it. While the hint
+        // lags all do, so that whoever seals next comes by and moves it.
         for (partition, tail, new) in &found.drained {
-            if (!new || full)
+            if sealed.hinted
+                && (!new || full)
                 && let Err(e) = inner.source.settle(stream, partition, *tail).await
             {
                 tracing::debug!(stream, %partition, error = %e, "the partition stays awake");
@@ -178,8 +188,13 @@ impl Tables {
         let full = names.len() >= limits::SEAL_STREAMS;
         *self.inner.resume.lock() = names.last().filter(|_| full).cloned();
         let mut report = Report { more: full, ..Report::default() };
-        for name in names {
-            match self.seal(&name).await {
+        let seals = names.into_iter().map(|name| async {
+            let sealed = self.seal(&name).await;
+            (name, sealed)
+        });
+        let mut seals = futures_util::stream::iter(seals).buffered(limits::SEALS_AT_ONCE);
+        while let Some((name, sealed)) = seals.next().await {
+            match sealed {
                 Ok(sealed) => {
                     report.more |= sealed.more;
                     if sealed.snapshot_id.is_some() || sealed.unfit.is_some() {
@@ -188,6 +203,10 @@ impl Tables {
                 }
                 // Deleted since it was listed.
                 Err(Error::StreamNotFound(_)) => {}
+                Err(e @ Error::Conflict(_)) => {
+                    tracing::debug!(stream = name, error = %e, "the stream is sealed by another");
+                    report.raced.push(name);
+                }
                 Err(e) => {
                     tracing::warn!(stream = name, error = %e, "the stream was not sealed");
                     report.failed.push((name, e));
@@ -195,6 +214,21 @@ impl Tables {
             }
         }
         Ok(report)
+    }
+
+    /// Moves a table's hint, unless this process has seen it there.
+    async fn advance_hint(&self, id: &Uuid, files: &Files, stem: &str) -> Result<(), Error> {
+        let hinted = &self.inner.hinted;
+        if hinted.lock().get(id).is_some_and(|seen| seen == stem) {
+            return Ok(());
+        }
+        files.advance_hint(stem).await?;
+        let mut hinted = hinted.lock();
+        if hinted.len() >= limits::REMEMBERED_TABLES {
+            hinted.clear();
+        }
+        hinted.insert(*id, stem.to_owned());
+        Ok(())
     }
 
     /// Reads what is new in the partitions, in order, and writes it as data files.
@@ -228,6 +262,10 @@ impl Tables {
                     found.drained.push((partition.id, read.extent.tail, next > start));
                     break;
                 };
+                if next == start {
+                    let oldest_us = found.oldest_us.unwrap_or(first.time_us);
+                    found.oldest_us = Some(oldest_us.min(first.time_us));
+                }
                 if first.offset > next {
                     let (from, to) = (next, first.offset);
                     tracing::warn!(

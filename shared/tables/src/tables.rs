@@ -69,6 +69,8 @@ pub struct Freshness {
     pub behind: u64,
     /// Partitions that have such records.
     pub partitions_behind: usize,
+    /// Time of the oldest of such records, µs, of a few of those partitions; `None` if there are none.
+    pub oldest_us: Option<i64>,
     /// False if there were more partitions to look at than one call looks at; then the two numbers are a lower bound.
     pub complete: bool,
 }
@@ -97,11 +99,14 @@ pub(crate) struct Inner {
     root: Path,
     root_uri: String,
     pub(crate) settings: Settings,
-    /// One seal of a table at a time in this process.
+    /// One seal of a table at a time in this process: two would only race. Sealers of other processes are kept apart by the
+    /// condition on the head.
     sealing: Mutex<HashMap<Uuid, Arc<tokio::sync::Mutex<()>>>>,
     /// Declared schemas do not change, so what was read once stays true.
     schemas: Mutex<HashMap<Uuid, Arc<Schema>>>,
-    /// Where the next [`Tables::seal_all`] goes on.
+    /// The stem at which a table's hint was seen. It only moves forward, so it need not be looked at again for that stem.
+    pub(crate) hinted: Mutex<HashMap<Uuid, String>>,
+    /// Where the next [`Tables::seal_all`] of this process goes on. Every process goes round for itself.
     pub(crate) resume: Mutex<Option<String>>,
 }
 
@@ -140,6 +145,7 @@ impl Tables {
             settings,
             sealing: Mutex::default(),
             schemas: Mutex::default(),
+            hinted: Mutex::default(),
             resume: Mutex::default(),
         };
         Self { inner: Arc::new(inner) }
@@ -213,7 +219,8 @@ impl Tables {
         })
     }
 
-    /// How fresh a stream's table is. Costs one read for each partition that is behind.
+    /// How fresh a stream's table is. Costs one read for each partition that is behind, and one more for the time of a
+    /// few of them.
     ///
     /// # Errors
     /// [`Error::StreamNotFound`], or the store's.
@@ -232,9 +239,18 @@ impl Tables {
         for partition in ready {
             let Some(extent) = inner.source.extent(&partition.id).await? else { continue };
             let from = positions.get(&partition.id).max(extent.floor);
-            if extent.tail > from {
-                freshness.behind += extent.tail - from;
-                freshness.partitions_behind += 1;
+            if extent.tail <= from {
+                continue;
+            }
+            freshness.behind += extent.tail - from;
+            freshness.partitions_behind += 1;
+            if freshness.partitions_behind <= limits::FRESHNESS_TIMES {
+                let read = inner.source.read(&partition.id, from, 1, 1).await?;
+                let time_us = read.records.first().map(|r| r.time_us);
+                freshness.oldest_us = match (freshness.oldest_us, time_us) {
+                    (Some(a), Some(b)) => Some(a.min(b)),
+                    (a, b) => a.or(b),
+                };
             }
         }
         Ok(freshness)
@@ -279,7 +295,7 @@ impl Tables {
             .map_err(|e| Error::Corrupt(format!("the schema of stream `{stream}`: {e}")))?;
         let schema = Arc::new(schema);
         let mut schemas = self.inner.schemas.lock();
-        if schemas.len() >= limits::SCHEMAS {
+        if schemas.len() >= limits::REMEMBERED_TABLES {
             schemas.clear();
         }
         schemas.insert(*id, schema.clone());
@@ -289,7 +305,7 @@ impl Tables {
     pub(crate) fn sealing(&self, id: &Uuid) -> Arc<tokio::sync::Mutex<()>> {
         let mut sealing = self.inner.sealing.lock();
         // Forget the ones that nobody holds, now and then.
-        if sealing.len() >= limits::SCHEMAS {
+        if sealing.len() >= limits::REMEMBERED_TABLES {
             sealing.retain(|_, lock| Arc::strong_count(lock) > 1);
         }
         sealing.entry(*id).or_default().clone()

@@ -3,6 +3,7 @@
 mod crash;
 mod engine;
 mod fake;
+mod maintain;
 mod rows;
 mod schemas;
 mod seal;
