@@ -21,6 +21,7 @@ mod filter;
 mod gateway;
 mod greeting;
 pub mod limits;
+pub mod live;
 mod request;
 mod run;
 

@@ -1,5 +1,7 @@
 //! The gateway's limits, in one place.
 
+use std::time::Duration;
+
 /// Bytes of a close reason. The WebSocket protocol allows 125 in a control frame, two of which are the code.
 pub const REASON_BYTES: usize = 123;
 
@@ -26,3 +28,50 @@ pub const FRAME_CACHE_BYTES: u64 = 64 * 1024 * 1024;
 
 /// Bytes of a message that a client may send. A subscriber has nothing to say.
 pub const INBOUND_BYTES: usize = 4 * 1024;
+
+/// Bytes of one message of the managed gateway, either way: the quota of API Gateway's WebSocket APIs ("Message payload
+/// size", 128 KB). A larger one ends the connection.
+pub const MESSAGE_BYTES: usize = 128 * 1024;
+
+/// Bytes of one frame of the managed gateway, and the step in which it bills messages ("WebSocket frame size", 32 KB).
+pub const FRAME_BYTES: usize = 32 * 1024;
+
+/// How long the managed gateway keeps a connection ("Connection duration for WebSocket API", 2 hours).
+pub const CONNECTION_LASTS: Duration = Duration::from_secs(2 * 3600);
+
+/// How long after that a connection's items are kept.
+pub const CONNECTION_MARGIN: Duration = Duration::from_secs(15 * 60);
+
+/// How long after `$connect` the managed gateway may say that a connection is gone which is only not there yet.
+pub const CONNECT_SETTLES: Duration = Duration::from_secs(10);
+
+/// Bytes of the text of a native request's id.
+pub const NATIVE_ID_BYTES: usize = 64;
+
+/// Subscriptions of one native connection.
+pub const SUBSCRIPTIONS: usize = 32;
+
+/// The longest that a native subscription may let rows gather, milliseconds.
+pub const WINDOW_MS: u64 = 5_000;
+
+/// Rows of one `publish`.
+pub const PUBLISH_ROWS: usize = 1_000;
+
+/// How long a delivery, or the catching up of one subscription, is alone at it. One that lives renews it; what a dead
+/// one leaves is taken over after that.
+pub const LEASE: Duration = Duration::from_secs(30);
+
+/// How long one post may take before its outcome counts as unknown.
+pub const POST_WITHIN: Duration = Duration::from_secs(4);
+
+/// Posts under way at a time, of one delivery.
+pub const PARALLEL_POSTS: usize = 64;
+
+/// Posts of one flush, about: what can be made within a lease at 30 ms each.
+pub const FLUSH_POSTS: usize = 20_000;
+
+/// Attempts at a post whose outcome is unknown, to a client that can tell repeats.
+pub const POST_ATTEMPTS: u32 = 3;
+
+const _: () = assert!(FRAME_BYTES < MESSAGE_BYTES);
+const _: () = assert!(POST_WITHIN.as_secs() * 4 < LEASE.as_secs());

@@ -38,12 +38,31 @@ impl Request {
     /// # Errors
     /// 4400, naming the part, for anything that is not understood or not supported.
     pub fn parse(path: &str, query: Option<&str>) -> Result<Self, Close> {
-        let stream = stream_name(path)?;
+        let path = path.strip_prefix('/').unwrap_or(path);
+        let stream = percent_decode_str(path).decode_utf8();
+        let stream = stream.map_err(|_| Close::bad_request("invalid stream name"))?;
+        let pairs = query.unwrap_or_default().split('&').filter(|pair| !pair.is_empty());
+        let pairs: Vec<_> = pairs
+            .map(|pair| {
+                let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
+                Ok((decoded(key)?, decoded(value)?))
+            })
+            .collect::<Result<_, Close>>()?;
+        Self::of(&stream, pairs)
+    }
+
+    /// Reads a request from a stream's name and the parameters of a query, all decoded.
+    ///
+    /// # Errors
+    /// 4400, naming the part, for anything that is not understood or not supported.
+    pub fn of(
+        stream: &str,
+        parameters: impl IntoIterator<Item = (String, String)>,
+    ) -> Result<Self, Close> {
+        let stream = stream_name(stream)?;
         let (mut offset, mut filter, mut partition) = (None, None, None);
         let (mut publish, mut publisher) = (false, false);
-        for pair in query.unwrap_or_default().split('&').filter(|pair| !pair.is_empty()) {
-            let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
-            let (key, value) = (decoded(key)?, decoded(value)?);
+        for (key, value) in parameters {
             match key.as_str() {
                 "offset" => offset = Some(value),
                 "where" => filter = Some(value),
@@ -79,14 +98,11 @@ impl Request {
     }
 }
 
-fn stream_name(path: &str) -> Result<String, Close> {
-    let invalid = || Close::bad_request("invalid stream name");
-    let path = path.strip_prefix('/').unwrap_or(path);
-    let name = percent_decode_str(path).decode_utf8().map_err(|_| invalid())?.into_owned();
+fn stream_name(name: &str) -> Result<String, Close> {
     let valid = name.len() <= limits::STREAM_NAME_BYTES
         && name.as_bytes().first().is_some_and(u8::is_ascii_alphanumeric)
         && name.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'_' | b'.' | b'-'));
-    if valid { Ok(name) } else { Err(invalid()) }
+    if valid { Ok(name.to_owned()) } else { Err(Close::bad_request("invalid stream name")) }
 }
 
 /// Decodes a part of a query: `+` is a space, `%XX` a byte.
