@@ -4,6 +4,8 @@
 //! crate, so that a function links only those that it calls.
 
 pub mod environment;
+#[cfg(feature = "keys")]
+pub mod keys;
 mod open;
 
 pub use crate::{
