@@ -22,6 +22,15 @@ class Background:
 
     def __exit__(self, *_):
         self.run(self._manager.__aexit__(None, None, None))
+        self.run(_end())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(10)
         self._loop.close()
+
+
+async def _end():
+    """Ends whatever is still under way on this loop."""
+    left = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+    for task in left:
+        task.cancel()
+    await asyncio.gather(*left, return_exceptions=True)

@@ -66,7 +66,8 @@ class Environment:
         app.router.add_post(f"{prefix}/invocation/{{id}}/response", self._response)
         app.router.add_post(f"{prefix}/invocation/{{id}}/error", self._error)
         app.router.add_post(f"{prefix}/init/error", self._init_error)
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+        # A process that is gone waits for no event.
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1, handler_cancellation=True)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", 0)
         await site.start()

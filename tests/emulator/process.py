@@ -117,7 +117,13 @@ def start_ministack(environment=None):
         lambda port: [interpreter, "-m", "ministack.app"],
         health="/_ministack/health",
         # Its own default is every interface.
-        environment=lambda port: {"BIND_HOST": "127.0.0.1", "GATEWAY_PORT": str(port), **(environment or {})},
+        environment=lambda port: {
+            "BIND_HOST": "127.0.0.1",
+            "GATEWAY_PORT": str(port),
+            # What the functions that it runs are told.
+            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
+            **(environment or {}),
+        },
     )
 
 

@@ -1,0 +1,265 @@
+"""The template itself, deployed by the command that a user runs, on an emulator of the whole cloud.
+
+The emulator runs the real binaries as processes, and it checks every call against the policies of the role that makes
+it: what a function may not do fails here.
+"""
+
+import asyncio
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+
+import emulator
+import httpx
+import pytest
+import table
+import websockets
+from signed import Signed, signed_url
+
+ROOT = Path(__file__).resolve().parents[2]
+STACK = "tidewheel-test"
+# A schedule fires once a minute, and a debug build starts slowly on busy cores.
+PATIENCE = 150
+
+
+@dataclass
+class Deployed:
+    """What the command printed, and where it is reached on this machine."""
+
+    url: str
+    outputs: dict
+    environment: dict
+
+    @property
+    def http_url(self):
+        return f"{self.url}/_aws/execute-api/{self.outputs['HttpApiId']}/$default"
+
+    @property
+    def stream_url(self):
+        found = self.outputs["HttpStreamUrl"].split("//")[1].split(".")[0]
+        return f"{self.url}/_aws/lambda-url/{found}"
+
+    @property
+    def socket_url(self):
+        return f"{self.url.replace('http', 'ws', 1)}/_aws/execute-api/{self.outputs['SocketApiId']}/live"
+
+    def client(self, service):
+        return table.client(service, self.url)
+
+    def http(self):
+        return httpx.Client(base_url=self.http_url, auth=Signed("execute-api"), timeout=60, trust_env=False)
+
+
+@pytest.fixture(scope="module")
+def deployed(stripped, tmp_path_factory):
+    running = emulator.start_ministack({"AUTH": "true"})
+    try:
+        environment = {
+            **{name: value for name, value in os.environ.items() if not name.startswith("AWS_")},
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "AWS_ENDPOINT_URL": running.url,
+            "AWS_REGION": "us-east-1",
+            "AWS_DEFAULT_REGION": "us-east-1",
+            "AWS_ACCESS_KEY_ID": "test",
+            "AWS_SECRET_ACCESS_KEY": "test",
+        }
+        machine = "x86_64" if platform.machine() in ("x86_64", "AMD64") else "arm64"
+        command = [
+            ROOT / "infra" / "deploy",
+            *("--stack", STACK),
+            *("--binaries", stripped),
+            *("--out", tmp_path_factory.mktemp("deploy")),
+            *("--parameter", f"Architecture={machine}"),
+            # The emulator's CloudFormation does not know it; made by hand below.
+            *("--without", "SocketReply"),
+        ]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+        outputs = dict(line.split(None, 1) for line in done.stdout.splitlines())
+        made = Deployed(running.url, outputs, environment)
+        _reply_route(made)
+        _plain_http(made)
+        _posts_endpoint(made)
+        yield made
+    finally:
+        running.stop()
+
+
+def _reply_route(deployed):
+    gateway, api = deployed.client("apigatewayv2"), deployed.outputs["SocketApiId"]
+    routes = {route["RouteKey"]: route["RouteId"] for route in gateway.get_routes(ApiId=api)["Items"]}
+    gateway.create_route_response(ApiId=api, RouteId=routes["$default"], RouteResponseKey="$default")
+
+
+def _plain_http(deployed):
+    """The bucket refuses a function that comes without TLS, as its policy says. Here is no TLS, so the policy goes."""
+    items = [{"queue": "without-tls", "payload": [uuid.uuid4().hex for _ in range(2000)]}]
+    with deployed.http() as http:
+        refused = http.post("/api/v1/push", json={"items": items})
+        assert refused.status_code == 503 and "explicit deny" in refused.text, refused.text
+        deployed.client("s3").delete_bucket_policy(Bucket=deployed.outputs["BucketName"])
+        assert http.post("/api/v1/push", json={"items": items}).status_code == 201
+
+
+def _posts_endpoint(deployed):
+    """The host names of the cloud do not resolve here, so the functions are told another callback URL."""
+    functions, api = deployed.client("lambda"), deployed.outputs["SocketApiId"]
+    for name in ("websocket", "fanout"):
+        function = f"{STACK}-{name}"
+        variables = functions.get_function_configuration(FunctionName=function)["Environment"]["Variables"]
+        variables["TIDEWHEEL_POSTS_ENDPOINT"] = f"{deployed.url}/_aws/execute-api/{api}/live"
+        functions.update_function_configuration(FunctionName=function, Environment={"Variables": variables})
+
+
+def until(what, found, patience=PATIENCE):
+    """Asks until the answer is something; fails the test when that takes too long."""
+    deadline = time.monotonic() + patience
+    while True:
+        answer = found()
+        if answer:
+            return answer
+        assert time.monotonic() < deadline, f"{what}: not within {patience} s"
+        time.sleep(0.2)
+
+
+def push(http, queue, *payloads, partition="p"):
+    items = [{"queue": queue, "partition": partition, "payload": payload} for payload in payloads]
+    response = http.post("/api/v1/push", json={"items": items})
+    assert response.status_code == 201, response.text
+    return response.json()
+
+
+def log(http, queue, partition="p"):
+    response = http.post("/api/v1/fetch", json={"entries": [{"queue": queue, "partition": partition, "offset": 0}]})
+    assert response.status_code == 200, response.text
+    return [record["payload"] for record in response.json()["entries"][0]["records"]]
+
+
+def test_only_signed_requests_are_let_in(deployed):
+    assert httpx.get(f"{deployed.http_url}/health", trust_env=False).status_code == 403
+    assert httpx.get(f"{deployed.stream_url}/health", trust_env=False).status_code == 403
+    with pytest.raises(websockets.InvalidStatus) as refused:
+        asyncio.run(_connect(deployed.socket_url))
+    assert refused.value.response.status_code in (401, 403)
+    with deployed.http() as http:
+        health = http.get("/health")
+    assert health.status_code == 200, health.text
+
+
+async def _connect(url):
+    async with websockets.connect(url):
+        pass
+
+
+def test_what_is_pushed_through_the_gateway_is_popped_and_lies_in_the_templates_table(deployed, name):
+    with deployed.http() as http:
+        push(http, name, {"n": 1}, {"n": 2, "large": [uuid.uuid4().hex for _ in range(2000)]})
+        query = {"consumerGroup": "g", "subscriptionMode": "all"}
+        popped = http.get(f"/api/v1/pop/queue/{name}", params=query).json()["messages"]
+        assert [m["data"]["n"] for m in popped] == [1, 2]
+        acks = [
+            {"transactionId": m["transactionId"], "partitionId": m["partitionId"], "leaseId": m["leaseId"], "status": "completed"}
+            for m in popped
+        ]
+        done = http.post("/api/v1/ack/batch", json={"acknowledgments": acks, "consumerGroup": "g"})
+        assert [part["success"] for part in done.json()] == [True, True]
+        assert http.get(f"/api/v1/pop/queue/{name}", params=query).status_code == 204
+    dynamodb, s3 = deployed.client("dynamodb"), deployed.client("s3")
+    key = {"pk": {"S": f"s#{name}"}, "sk": {"S": "stream"}}
+    assert "Item" in dynamodb.get_item(TableName=deployed.outputs["TableName"], Key=key)
+    # Too large for an item: a blob in the bucket.
+    blobs = s3.list_objects_v2(Bucket=deployed.outputs["BucketName"], Prefix="blobs/")
+    assert blobs["KeyCount"] >= 1
+
+
+def test_the_function_url_streams(deployed, name):
+    with deployed.http() as http:
+        push(http, name, {"n": 1})
+    with httpx.Client(base_url=deployed.stream_url, auth=Signed("lambda"), timeout=60, trust_env=False) as client:
+        query = {"consumerGroup": "g", "subscriptionMode": "all"}
+        response = client.get(f"/api/v1/pop/queue/{name}", params=query)
+    assert response.status_code == 200, response.text
+    assert [m["data"] for m in response.json()["messages"]] == [{"n": 1}]
+
+
+def test_a_message_in_the_ingest_queue_becomes_a_row(deployed, name):
+    sqs = deployed.client("sqs")
+    queue = deployed.outputs["IngestQueueUrl"]
+    sqs.send_message(QueueUrl=queue, MessageBody=json.dumps({"from": name}))
+    stream = queue.rsplit("/", 1)[1]
+    with deployed.http() as http:
+        until("the row", lambda: {"from": name} in log(http, stream, "Default"))
+
+
+async def test_a_socket_follows_what_is_pushed(deployed, name):
+    with deployed.http() as http:
+        push(http, name, {"n": 0})
+    async with websockets.connect(signed_url(deployed.socket_url)) as socket:
+        await socket.send(json.dumps({"id": "1", "op": "subscribe", "stream": name, "partition": "p", "from": "earliest"}))
+        rows = asyncio.ensure_future(_rows(socket, 3))
+        with deployed.http() as http:
+            await asyncio.to_thread(push, http, name, {"n": 1})
+            await asyncio.to_thread(push, http, name, {"n": 2})
+        assert await asyncio.wait_for(rows, PATIENCE) == [(0, {"n": 0}), (1, {"n": 1}), (2, {"n": 2})]
+
+
+async def _rows(socket, count):
+    """Rows as they come, repeats dropped, until there are so many."""
+    rows = {}
+    while len(rows) < count:
+        frame = json.loads(await socket.recv())
+        assert "error" not in frame, frame
+        rows.update({row[0]: row[2] for row in frame.get("rows", [])})
+    return sorted(rows.items())
+
+
+async def test_the_change_stream_rings_when_the_doorbell_does_not(deployed, name):
+    functions, function = deployed.client("lambda"), f"{STACK}-http"
+    variables = functions.get_function_configuration(FunctionName=function)["Environment"]["Variables"]
+    with deployed.http() as http:
+        push(http, name, {"n": 0})
+    async with websockets.connect(signed_url(deployed.socket_url)) as socket:
+        await socket.send(json.dumps({"id": "1", "op": "subscribe", "stream": name, "partition": "p", "from": "earliest"}))
+        assert await asyncio.wait_for(_rows(socket, 1), PATIENCE) == [(0, {"n": 0})]
+        silent = {**variables, "TIDEWHEEL_DOORBELL": ""}
+        functions.update_function_configuration(FunctionName=function, Environment={"Variables": silent})
+        try:
+            with deployed.http() as http:
+                await asyncio.to_thread(push, http, name, {"n": 1})
+            assert await asyncio.wait_for(_rows(socket, 1), PATIENCE) == [(1, {"n": 1})]
+        finally:
+            functions.update_function_configuration(FunctionName=function, Environment={"Variables": variables})
+
+
+def test_the_schedule_seals_what_was_pushed(deployed, name):
+    with deployed.http() as http:
+        push(http, name, {"n": 1}, {"n": 2})
+    s3, bucket = deployed.client("s3"), deployed.outputs["BucketName"]
+
+    def sealed():
+        found = s3.list_objects_v2(Bucket=bucket, Prefix=f"tables/{name}/metadata/")
+        return [o["Key"] for o in found.get("Contents", []) if o["Key"].endswith("version-hint.text")]
+
+    until("the table's files", sealed)
+
+
+def test_the_teardown_keeps_the_data_and_nothing_else(deployed):
+    command = [ROOT / "infra" / "teardown", "--stack", STACK]
+    refused = subprocess.run(
+        [*command, "--everything"], env=deployed.environment, capture_output=True, text=True, input="no\n"
+    )
+    assert refused.returncode != 0 and "nothing was removed" in refused.stderr
+    done = subprocess.run(command, env=deployed.environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    table_name, bucket = deployed.outputs["TableName"], deployed.outputs["BucketName"]
+    assert table_name in done.stdout and bucket in done.stdout
+    assert deployed.client("dynamodb").describe_table(TableName=table_name)["Table"]["TableStatus"] == "ACTIVE"
+    deployed.client("s3").head_bucket(Bucket=bucket)
+    assert deployed.client("lambda").list_functions()["Functions"] == []
+    assert deployed.client("apigatewayv2").get_apis()["Items"] == []
