@@ -35,6 +35,7 @@ class Deployed:
     url: str
     outputs: dict
     environment: dict
+    sources: dict
 
     @property
     def http_url(self):
@@ -70,25 +71,44 @@ def deployed(stripped, tmp_path_factory):
             "AWS_SECRET_ACCESS_KEY": "test",
         }
         machine = "x86_64" if platform.machine() in ("x86_64", "AMD64") else "arm64"
+        sources = _sources(running.url)
         command = [
             ROOT / "infra" / "deploy",
             *("--stack", STACK),
             *("--binaries", stripped),
             *("--out", tmp_path_factory.mktemp("deploy")),
             *("--parameter", f"Architecture={machine}"),
+            *(part for name, value in sources.items() for part in ("--parameter", f"{name}={value}")),
             # The emulator's CloudFormation does not know it; made by hand below.
             *("--without", "SocketReply"),
         ]
         done = subprocess.run(command, env=environment, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
         outputs = dict(line.split(None, 1) for line in done.stdout.splitlines())
-        made = Deployed(running.url, outputs, environment)
+        made = Deployed(running.url, outputs, environment, sources)
         _reply_route(made)
         _plain_http(made)
         _posts_endpoint(made)
         yield made
     finally:
         running.stop()
+
+
+def _sources(url):
+    """What an account has before: sources whose events become rows, as the template's parameters name them."""
+    s3, bucket = table.client("s3", url), "landing"
+    s3.create_bucket(Bucket=bucket)
+    s3.put_bucket_notification_configuration(
+        Bucket=bucket, NotificationConfiguration={"EventBridgeConfiguration": {}}
+    )
+    kinesis = table.client("kinesis", url)
+    kinesis.create_stream(StreamName="clicks", ShardCount=1)
+    return {
+        "IngestBucket": bucket,
+        "IngestTopicArn": table.client("sns", url).create_topic(Name="news")["TopicArn"],
+        "IngestStreamArn": kinesis.describe_stream(StreamName="clicks")["StreamDescription"]["StreamARN"],
+        "IngestEventSource": "shop",
+    }
 
 
 def _reply_route(deployed):
@@ -195,6 +215,19 @@ def test_a_message_in_the_ingest_queue_becomes_a_row(deployed, name):
     stream = queue.rsplit("/", 1)[1]
     with deployed.http() as http:
         until("the row", lambda: {"from": name} in log(http, stream, "Default"))
+
+
+def test_messages_records_events_and_objects_become_rows(deployed, name):
+    message = json.dumps({"from": name})
+    deployed.client("sns").publish(TopicArn=deployed.sources["IngestTopicArn"], Message=message)
+    deployed.client("kinesis").put_record(StreamName="clicks", PartitionKey="k", Data=message.encode())
+    entry = {"Source": "shop", "DetailType": "Paid", "Detail": message}
+    deployed.client("events").put_events(Entries=[entry])
+    deployed.client("s3").put_object(Bucket="landing", Key=f"{name}.csv", Body=f"from\n{name}\n".encode())
+    with deployed.http() as http:
+        for stream in ("news", "clicks", "landing"):
+            until(stream, lambda stream=stream: {"from": name} in log(http, stream, "Default"))
+        until("shop", lambda: {"from": name} in [event["detail"] for event in log(http, "shop", "Default")])
 
 
 async def test_a_socket_follows_what_is_pushed(deployed, name):
