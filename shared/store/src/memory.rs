@@ -268,6 +268,10 @@ impl Store for Memory {
     ) -> Result<Vec<BlobName>, ReadError> {
         yield_now().await;
         let mut state = self.state.lock();
+        if limit == 0 {
+            state.bill("list_blobs", vec![owner.to_owned()], Units::default(), "ok");
+            return Ok(Vec::new());
+        }
         let from = match after {
             Some(id) => Bound::Excluded(BlobName::new(owner, id)),
             None => Bound::Included(BlobName::new(owner, "")),

@@ -10,6 +10,11 @@ mod memory {
     }
 
     conformance_tests!(make().await);
+
+    #[tokio::test]
+    async fn transaction_size_limit_of_updates() {
+        tidewheel_store::conformance::transaction_size_limit_of_updates(make().await.0).await;
+    }
 }
 
 #[cfg(feature = "embedded")]
@@ -25,6 +30,12 @@ mod embedded {
     }
 
     conformance_tests!(make(Options::default()));
+
+    #[tokio::test]
+    async fn transaction_size_limit_of_updates() {
+        let (store, _dir) = make(Options::default());
+        tidewheel_store::conformance::transaction_size_limit_of_updates(store).await;
+    }
 
     /// The same without a cache worth the name and with a queue that is always full.
     mod cramped {
@@ -50,4 +61,22 @@ mod faulty_without_faults {
     }
 
     conformance_tests!(make().await);
+}
+
+#[cfg(feature = "dynamodb")]
+mod emulator;
+
+#[cfg(feature = "dynamodb")]
+mod dynamodb {
+    use std::sync::Arc;
+
+    use tidewheel_store::{Store, conformance_tests};
+
+    use super::emulator::Place;
+
+    async fn make() -> (Arc<dyn Store>, ()) {
+        (Arc::new(Place::make().await.store()), ())
+    }
+
+    conformance_tests!(make().await; #[ignore = "needs the emulators: tests/run emulator"]);
 }

@@ -1,8 +1,8 @@
 //! The meter bills what the cloud would, by rule.
 
 use tidewheel_store::{
-    Blob, BlobName, Change, Commit, Condition, Consistency, Item, Key, Memory, Query, Store, Value,
-    Write, blob::FRAME_BYTES, limits, meter::Units,
+    Blob, BlobName, Change, Commit, Condition, Consistency, Env, Item, Key, Memory, Query, Store,
+    Value, Write, blob::FRAME_BYTES, limits, meter::Units,
 };
 
 fn key(sk: &str) -> Key {
@@ -131,7 +131,7 @@ async fn small_blobs_are_items_and_large_ones_objects() {
         );
     }
     for (id, read_units, blob_gets) in
-        [("a", 0.5, 0), ("c", 1.5, 0), ("d", 0.0, 1), ("e", 0.0, 1), ("none", 0.5, 0)]
+        [("a", 0.5, 0), ("c", 1.5, 0), ("d", 1.5, 1), ("e", 1.5, 1), ("none", 1.5, 1)]
     {
         let name = BlobName::new("o", id);
         let units = cost(&m, m.blob(&name, None)).await;
@@ -139,8 +139,23 @@ async fn small_blobs_are_items_and_large_ones_objects() {
     }
     let listed = cost(&m, m.list_blobs("o", None, 100)).await;
     assert_eq!((listed.blob_lists, listed.read_units), (1, 1.5));
+    // These names do not say where they are, so an item is looked for in any case.
     let names = [BlobName::new("o", "c"), BlobName::new("o", "e")];
-    assert_eq!(cost(&m, m.delete_blobs(&names)).await.write_units, 9.0);
+    assert_eq!(cost(&m, m.delete_blobs(&names)).await.write_units, 9.0 + 1.0);
+}
+
+/// The name of a large blob says that it is an object, and nothing else is asked or paid for.
+#[tokio::test]
+async fn names_that_say_where_they_are_cost_one_request() {
+    let m = Memory::new();
+    let blob = Blob::fresh("o", vec![0; 20_000], &Env::system());
+    let name = blob.name.clone();
+    let units = cost(&m, m.commit(Commit::one(put("head", 1)).with_blob(blob))).await;
+    assert_eq!((units.write_units, units.blob_puts), (1.0, 1));
+    let units = cost(&m, m.blob(&name, None)).await;
+    assert_eq!((units.read_units, units.blob_gets), (0.0, 1));
+    let units = cost(&m, m.delete_blobs(&[name])).await;
+    assert_eq!((units.write_units, units.read_units), (0.0, 0.0));
 }
 
 /// The blobs of a refused commit have been stored, and paid for.

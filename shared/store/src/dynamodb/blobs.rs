@@ -444,7 +444,7 @@ mod tests {
     #[test]
     fn the_places_are_frozen() {
         let name = BlobName::new("owner", "0123456789ab0123456789abc");
-        assert_eq!(item_key(&name), Key::new("b#owner#5", "0123456789ab0123456789abc"));
+        assert_eq!(item_key(&name), Key::new("b#owner#3", "0123456789ab0123456789abc"));
         assert_eq!(object_key(&name), "blobs/owner/0123456789ab0123456789abc");
     }
 

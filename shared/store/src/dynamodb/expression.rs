@@ -239,3 +239,95 @@ impl Expressions {
 
 /// An attribute that no item has.
 const NOTHING: &str = "nothing";
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+
+    use super::*;
+    use crate::{Key, limits};
+
+    fn update(changes: Vec<Change>, conditions: Vec<Condition>) -> Write {
+        let mut write = Write::update(Key::new("p", "head"), changes);
+        write.conditions = conditions;
+        write
+    }
+
+    /// Names that are words of the language, or would end an expression, say nothing in it.
+    #[test]
+    fn names_and_values_are_placeholders() {
+        for odd in ["size", "a) OR (b", "#0", ":0", "ä.b[0]"] {
+            let changes = vec![Change::Set(odd.into(), "x".into())];
+            let mut said = Expressions::of(&update(changes, vec![Condition::Has(odd.into())]));
+            assert_eq!(said.condition.as_deref(), Some("attribute_exists(#0)"));
+            assert_eq!(said.update.as_deref(), Some("SET #0 = :0"));
+            assert_eq!(said.names().unwrap(), [("#0".to_owned(), odd.to_owned())].into());
+        }
+    }
+
+    #[test]
+    fn an_append_to_a_head_reads_as_it_should() {
+        let write = update(
+            vec![
+                Change::Add("tail".into(), 3),
+                Change::Append("segs".into(), vec!["s".into()]),
+                Change::IncludeBytes("ids".into(), [Bytes::from_static(b"1")].into()),
+            ],
+            vec![
+                Condition::Exists,
+                Condition::SetLacks("ids".into(), Bytes::from_static(b"1")),
+                Condition::SetLacks("ids".into(), Bytes::from_static(b"2")),
+            ],
+        );
+        let said = Expressions::of(&write);
+        assert_eq!(
+            said.condition.as_deref(),
+            Some(
+                "attribute_exists(#0) AND ((attribute_not_exists(#1) OR attribute_type(#1, :0)) AND NOT \
+                 (contains(#1, :1) OR contains(#1, :2))) AND (NOT #2 > :3)"
+            )
+        );
+        assert_eq!(
+            said.update.as_deref(),
+            Some("SET #3 = list_append(if_not_exists(#3, :5), :6) ADD #2 :4, #1 :7")
+        );
+    }
+
+    /// The service takes 300 operators and 4 KB in an expression.
+    #[test]
+    fn the_most_that_a_write_may_ask_fits() {
+        let most = limits::CONDITION_OPERATORS / 2;
+        let ids = |n: usize| Condition::SetLacks("ids".into(), Bytes::from(format!("{n:08}")));
+        let simple = |n: usize| Condition::Has(format!("{n}"));
+        let shorter = |n: usize| Condition::ShorterThan(format!("{n}"), 9);
+        let sets = |n: usize| Condition::SetLacks(format!("{n}"), Bytes::from_static(b"1"));
+        let all: [Vec<Condition>; 4] = [
+            (0..most).map(ids).collect(),
+            (0..most).map(simple).collect(),
+            (0..limits::CONDITION_OPERATORS / 11).map(shorter).collect(),
+            (0..limits::CONDITION_OPERATORS / 8).map(sets).collect(),
+        ];
+        for conditions in all {
+            let write = update(vec![Change::Add("tail".into(), 3)], conditions);
+            crate::Commit::one(write.clone()).check().expect("within the limit");
+            let said = Expressions::of(&write).condition.unwrap();
+            let operators =
+                ["attribute_", "contains", "size(", " AND ", " OR ", "NOT ", " < ", " > "]
+                    .map(|word| said.matches(word).count())
+                    .iter()
+                    .sum::<usize>();
+            assert!(operators <= 300, "{operators} operators: {said}");
+            assert!(said.len() <= 4096, "{} bytes", said.len());
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_stored_is_not_asked_about() {
+        let none = Value::StrSet([].into());
+        let asked = |condition| Expressions::of(&update(vec![], vec![condition])).condition;
+        let never = "(attribute_exists(#0) AND attribute_not_exists(#0))";
+        assert_eq!(asked(Condition::Equals("s".into(), none.clone())).as_deref(), Some(never));
+        let differs = asked(Condition::Differs("s".into(), none));
+        assert_eq!(differs.as_deref(), Some("attribute_exists(#0)"));
+    }
+}

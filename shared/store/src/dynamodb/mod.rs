@@ -54,6 +54,8 @@ use async_trait::async_trait;
 use aws_sdk_dynamodb::types::{ConsumedCapacity, KeysAndAttributes, ReturnConsumedCapacity};
 use bytes::Bytes;
 use parking_lot::Mutex;
+/// The SDKs that [`DynamoDb::new`] takes clients of.
+pub use {aws_sdk_dynamodb, aws_sdk_s3};
 
 use self::{
     attributes::{of_key, to_item, to_key},
