@@ -22,7 +22,8 @@ const S3: &str = "TIDEWHEEL_TEST_S3";
 /// A table and a bucket that nobody else has.
 #[derive(Clone, Debug)]
 pub(crate) struct Place {
-    name: String,
+    /// The name of both.
+    pub(crate) name: String,
 }
 
 fn endpoint(variable: &str) -> String {
