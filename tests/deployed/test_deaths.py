@@ -208,3 +208,45 @@ async def test_an_ingest_function_that_dies_anywhere_stores_each_message_once(wo
             if not struck:
                 assert at > 1
                 break
+
+
+@pytest.mark.parametrize("harm", HARM)
+async def test_a_cycle_that_dies_anywhere_and_is_repeated_counts_once(world, name, harm):
+    async with world() as w:
+        source, sink, group = f"{name}-in", f"{name}-out", f"streams.{name}"
+        await w.push(source, {"n": 0})
+        register = {"name": name, "source_queue": source, "sink_queue": sink, "config_hash": "h"}
+        query = (await w.client.post("/streams/v1/queries", json=register)).json()["query_id"]
+        total = 0
+        for at in range(1, MOST_CALLS):
+            messages = await w.pop(source, group=group, leaseSeconds=4)
+            assert [m["data"] for m in messages] == [{"n": at - 1}], f"after {harm} at call {at}"
+            total += at - 1
+            cycle = {
+                "query_id": query,
+                "partition_id": messages[0]["partitionId"],
+                "consumer_group": group,
+                "state_ops": [{"type": "upsert", "key": "total", "value": total}],
+                "push_items": [{"queue": sink, "partition": "x", "payload": {"total": total}}],
+                "ack": {
+                    "transactionId": messages[-1]["transactionId"],
+                    "leaseId": messages[0]["leaseId"],
+                    "status": "completed",
+                    "count": 1,
+                },
+                "release_lease": True,
+            }
+            response, struck = await w.under(Fault(at, harm), lambda c=cycle: w.client.post("/streams/v1/cycle", json=c))
+            for _ in range(3):
+                if done(response) or "lease" in response.text:
+                    break
+                response = await w.client.post("/streams/v1/cycle", json=cycle)
+            # Whoever answered, the cycle is there once: its state, its output and its position.
+            asked = {"query_id": query, "partition_id": cycle["partition_id"]}
+            state = (await w.client.post("/streams/v1/state/get", json=asked)).json()["rows"]
+            assert [row["value"] for row in state] == [total]
+            assert [data["total"] for _, data in await w.log(sink, "x")] == [n * (n + 1) // 2 for n in range(at)]
+            await w.push(source, {"n": at})
+            if not struck:
+                assert at > 1 and done(response)
+                break
