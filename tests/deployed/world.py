@@ -1,4 +1,4 @@
-"""The functions behind the double: a table of their own, a proxy before it, and the fronts that callers see."""
+"""The functions behind the double: a table of their own, a proxy before it for each, and the fronts that callers see."""
 
 import contextlib
 
@@ -20,17 +20,17 @@ class World:
 
     async def __aenter__(self):
         async with contextlib.AsyncExitStack() as entered:
-            self.proxy = await entered.enter_async_context(
-                Proxy(self.endpoints.dynamodb, victim=lambda: self.victim())
-            )
+            self.stores = {}
             self.lambdas = await entered.enter_async_context(Lambdas())
             # Known before the functions are, because they are told of it.
             self.sockets = await entered.enter_async_context(SocketFront(None))
-            self.http = self._function("http", self.timeout)
-            self.streaming = self._function("http", self.timeout, name="http-stream", TIDEWHEEL_RESPONSE="stream")
-            self.websocket = self._function("websocket", 15)
-            self.fanout = self._function("fanout", 60, retries=1)
-            self.ingest = self._function("ingest", 300)
+            self.http = await self._function(entered, "http", self.timeout)
+            self.streaming = await self._function(
+                entered, "http", self.timeout, name="http-stream", TIDEWHEEL_RESPONSE="stream"
+            )
+            self.websocket = await self._function(entered, "websocket", 15)
+            self.fanout = await self._function(entered, "fanout", 60, retries=1)
+            self.ingest = await self._function(entered, "ingest", 300)
             self.sockets.function = self.websocket
             self.front = await entered.enter_async_context(HttpFront(self.http))
             self.function_url = await entered.enter_async_context(HttpFront(self.streaming, url=True))
@@ -56,10 +56,11 @@ class World:
     def socket_url(self):
         return self.sockets.url
 
-    def _function(self, binary, timeout, *, name=None, retries=2, **more):
+    async def _function(self, entered, binary, timeout, *, name=None, retries=2, **more):
+        store = await entered.enter_async_context(Proxy(self.endpoints.dynamodb))
         environment = {
             **self.endpoints.for_sdk(),
-            "AWS_ENDPOINT_URL_DYNAMODB": self.proxy.url,
+            "AWS_ENDPOINT_URL_DYNAMODB": store.url,
             "AWS_ENDPOINT_URL_LAMBDA": self.lambdas.url,
             "TIDEWHEEL_TABLE": self.table,
             "TIDEWHEEL_BUCKET": self.bucket,
@@ -70,11 +71,18 @@ class World:
         }
         path = self.binaries / f"tidewheel-{binary}"
         made = Function(f"{PREFIX}{name or binary}", path, environment, self.folder, timeout=timeout, retries=retries)
+        store.victim = lambda: _at_work(made)
+        self.stores[made.name] = store
         return self.lambdas.add(made)
 
+    @property
+    def proxy(self):
+        """The store as `harmed`, the HTTP function unless a test says another, sees it."""
+        return self.stores[self.harmed.name]
+
     def victim(self):
-        """The environment that a fault harms: the one of `harmed` that has an invocation in hand."""
-        return next(e for e in self.harmed.environments if e.current is not None)
+        """The environment of `harmed` that has an invocation in hand."""
+        return _at_work(self.harmed)
 
     async def warm(self):
         """Makes sure that a process is there, so that no call of its init is counted."""
@@ -116,6 +124,10 @@ class World:
         return [(record["offset"], record["payload"]) for record in entry["records"]]
 
 
+
+
+def _at_work(function):
+    return next(e for e in function.environments if e.current is not None)
 
 
 def done(response):

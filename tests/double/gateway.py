@@ -229,6 +229,7 @@ class SocketFront:
                 code, reason = closed.rcvd.code, closed.rcvd.reason
         except _TooLarge:
             code, reason = 1009, "Message too big"
+            self.connections.pop(connection, None)
             await socket.close(code, reason)
         finally:
             self.connections.pop(connection, None)
