@@ -36,6 +36,14 @@ class Deployed:
     outputs: dict
     environment: dict
     sources: dict
+    command: list
+
+    def deploy(self, **parameters):
+        """Runs the command, with more parameters; answers what it printed."""
+        more = [part for name, value in parameters.items() for part in ("--parameter", f"{name}={value}")]
+        done = subprocess.run([*self.command, *more], env=self.environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return dict(line.split(None, 1) for line in done.stdout.splitlines())
 
     @property
     def http_url(self):
@@ -82,10 +90,8 @@ def deployed(stripped, tmp_path_factory):
             # The emulator's CloudFormation does not know it; made by hand below.
             *("--without", "SocketReply"),
         ]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True)
-        assert done.returncode == 0, done.stdout + done.stderr
-        outputs = dict(line.split(None, 1) for line in done.stdout.splitlines())
-        made = Deployed(running.url, outputs, environment, sources)
+        made = Deployed(running.url, {}, environment, sources, command)
+        made.outputs = made.deploy()
         _reply_route(made)
         _plain_http(made)
         _posts_endpoint(made)
@@ -125,6 +131,18 @@ def _plain_http(deployed):
         assert refused.status_code == 503 and "explicit deny" in refused.text, refused.text
         deployed.client("s3").delete_bucket_policy(Bucket=deployed.outputs["BucketName"])
         assert http.post("/api/v1/push", json={"items": items}).status_code == 201
+
+
+def _without_encryption_context(deployed):
+    """The emulator's policies know no `kms:EncryptionContext`, so that condition alone is taken off."""
+    iam = deployed.client("iam")
+    (policy,) = [p for p in iam.list_policies(Scope="Local")["Policies"] if "-KeyPolicy-" in p["PolicyName"]]
+    arn = policy["Arn"]
+    version = iam.get_policy_version(PolicyArn=arn, VersionId=policy["DefaultVersionId"])["PolicyVersion"]
+    document = version["Document"] if isinstance(version["Document"], dict) else json.loads(version["Document"])
+    (statement,) = document["Statement"]
+    assert statement.pop("Condition") == {"StringEquals": {"kms:EncryptionContext:application": "tidewheel"}}
+    iam.create_policy_version(PolicyArn=arn, PolicyDocument=json.dumps(document), SetAsDefault=True)
 
 
 def _posts_endpoint(deployed):
@@ -280,6 +298,41 @@ def test_the_schedule_seals_what_was_pushed(deployed, name):
         return [o["Key"] for o in found.get("Contents", []) if o["Key"].endswith("version-hint.text")]
 
     until("the table's files", sealed)
+
+
+def test_an_update_with_every_option_keeps_the_data_and_opens_what_it_is_told_to(deployed, name):
+    with deployed.http() as http:
+        push(http, name, {"n": 1})
+    options = {
+        "Access": "open",
+        "KmsKey": "create",
+        "GlueDatabase": "streams",
+        "AllowedOrigins": "https://app.example.com",
+        "SocketAccessLogs": "true",
+        "MaintainEvery": "rate(5 minutes)",
+        "IngestRoutes": json.dumps([{"source": "*:news", "stream": f"{name} news", "partition": "/a b"}]),
+        "Dashboard": "false",
+        "Alarms": "false",
+    }
+    outputs = deployed.deploy(**options)
+    assert outputs["Access"] == "open"
+    for same in ("HttpApiId", "SocketApiId", "TableName", "BucketName"):
+        assert outputs[same] == deployed.outputs[same]
+    _without_encryption_context(deployed)
+    # Now the function may use the key, and everybody the API.
+    with httpx.Client(base_url=deployed.http_url, timeout=60, trust_env=False) as everybody:
+        assert log(everybody, name) == [{"n": 1}]
+        encrypted = {"queue": f"{name}-secret", "options": {"encryptionEnabled": True}}
+        configured = everybody.post("/api/v1/configure", json=encrypted)
+        assert configured.is_success, configured.text
+        push(everybody, f"{name}-secret", {"pin": 1234})
+        assert log(everybody, f"{name}-secret") == [{"pin": 1234}]
+        message = json.dumps({"a b": "x"})
+        deployed.client("sns").publish(TopicArn=deployed.sources["IngestTopicArn"], Message=message)
+        until("the row by its route", lambda: log(everybody, f"{name} news", "x") == [{"a b": "x"}])
+    assert deployed.client("kms").describe_key(KeyId=outputs["KeyArn"])["KeyMetadata"]["Enabled"]
+    assert deployed.client("glue").get_database(Name="streams")["Database"]["Name"] == "streams"
+    assert deployed.client("cloudwatch").describe_alarms()["MetricAlarms"] == []
 
 
 def test_the_teardown_keeps_the_data_and_nothing_else(deployed):
