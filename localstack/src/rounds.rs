@@ -1,5 +1,8 @@
 //! What the scheduled tasks do in one round.
 
+use std::time::Duration;
+
+use tidewheel_engine::Engine;
 use tidewheel_tables::{
     Tables,
     maintain::{Done, Error, Maintenance, Work},
@@ -41,6 +44,7 @@ pub(crate) async fn maintain(maintenance: Maintenance) -> Result<(), Error> {
         run(&maintenance, Work::Sweep { id: id.to_string() }, &mut failed).await;
     }
     run(&maintenance, Work::Traces, &mut failed).await;
+    run(&maintenance, Work::Keys, &mut failed).await;
     let mut after: Option<String> = None;
     loop {
         let names = engine.streams(after.as_deref(), STREAMS_AT_ONCE).await?;
@@ -74,6 +78,18 @@ pub(crate) async fn maintain_shared(maintenance: Maintenance) -> Result<(), Erro
     }
 }
 
+/// How late a timer of this stack may be, besides what firing it takes.
+pub(crate) const TIMERS_EVERY: Duration = Duration::from_millis(100);
+
+/// Fires the timers that are due.
+pub(crate) async fn fire(engine: Engine) -> Result<(), tidewheel_engine::Error> {
+    let fired = engine.fire_timers().await?;
+    if fired > 0 {
+        tracing::debug!(fired, "timers");
+    }
+    Ok(())
+}
+
 /// Names of streams that one step lists.
 const STREAMS_AT_ONCE: usize = 1000;
 
@@ -81,9 +97,9 @@ const STREAMS_AT_ONCE: usize = 1000;
 async fn run(maintenance: &Maintenance, work: Work, failed: &mut Option<Error>) {
     match maintenance.run(&work, i64::MAX).await {
         Ok(outcome) => {
-            let Done { expired, collected, swept, traces, .. } = outcome.done;
-            if expired + collected + swept + traces > 0 {
-                tracing::info!(%work, expired, collected, swept, traces, "maintained");
+            let Done { expired, collected, swept, traces, keys, fired, .. } = outcome.done;
+            if expired + collected + swept + traces + keys + fired > 0 {
+                tracing::info!(%work, expired, collected, swept, traces, keys, fired, "maintained");
             }
         }
         Err(error) => {
@@ -99,9 +115,7 @@ mod tests {
 
     use futures_util::StreamExt;
     use object_store::{ObjectStore, memory::InMemory, path::Path};
-    use tidewheel_engine::{
-        Configure, Engine, MasterKeys, PartitionId, PushItem, SecretKey, Settings,
-    };
+    use tidewheel_engine::{Configure, MasterKeys, PartitionId, PushItem, SecretKey, Settings};
     use tidewheel_store::{Env, Memory};
 
     use super::*;

@@ -194,10 +194,15 @@ impl Stack {
             rounds::seal(sealed.clone())
         });
         let maintenance = Maintenance::new(&engine, &tables);
-        let maintain = schedule::every("maintain", options.maintain_every, closed, move || {
-            rounds::maintain(maintenance.clone())
+        let maintain =
+            schedule::every("maintain", options.maintain_every, closed.clone(), move || {
+                rounds::maintain(maintenance.clone())
+            });
+        let timed = engine.clone();
+        let timers = schedule::every("timers", rounds::TIMERS_EVERY, closed, move || {
+            rounds::fire(timed.clone())
         });
-        let tasks = vec![seal, maintain];
+        let tasks = vec![seal, maintain, timers];
         Ok(Self {
             address,
             engine,

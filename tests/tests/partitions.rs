@@ -143,6 +143,9 @@ async fn ten_thousand_partitions_are_consumed_once_and_cost_no_more_than_a_hundr
         }
         costs.push(installation.cost_of_finding_one().await);
     }
-    assert_eq!(costs[0], costs[1], "a pop and its acknowledgement, with 100 and with 10,000 partitions");
+    assert_eq!(
+        costs[0], costs[1],
+        "a pop and its acknowledgement, with 100 and with 10,000 partitions"
+    );
     assert_eq!(costs[1][0].write_units, 1.0, "one partition is claimed: {:?}", costs[1]);
 }

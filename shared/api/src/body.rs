@@ -272,6 +272,12 @@ fn depth(json: &[u8]) -> usize {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Text<'a>(Cow<'a, str>);
 
+impl<'a> From<Cow<'a, str>> for Text<'a> {
+    fn from(text: Cow<'a, str>) -> Self {
+        Self(text)
+    }
+}
+
 impl std::ops::Deref for Text<'_> {
     type Target = str;
 
@@ -318,6 +324,22 @@ pub(crate) fn present<'de: 'a, 'a, D: Deserializer<'de>>(
         return Err(de::Error::custom(text));
     }
     Ok(Some(raw))
+}
+
+/// Checks bytes that are to become a payload: JSON, of at most [`DEPTH`] levels, with whole surrogate pairs.
+///
+/// # Errors
+/// What is wrong with it, to stand behind its name.
+pub(crate) fn payload(bytes: &[u8]) -> Result<(), String> {
+    let text = std::str::from_utf8(bytes).map_err(|_| "is not UTF-8".to_owned())?;
+    serde_json::from_str::<&RawValue>(text).map_err(|e| format!("is not JSON: {e}"))?;
+    if half_a_pair(bytes).is_some() {
+        return Err("has half a surrogate pair in an escape".to_owned());
+    }
+    if is_too_deep(bytes) {
+        return Err(format!("is nested deeper than the limit of {DEPTH} levels"));
+    }
+    Ok(())
 }
 
 /// Segments of the path, percent-decoded; a `+` is a plus.

@@ -41,6 +41,11 @@ impl Failure {
         Self::new(StatusCode::BAD_REQUEST, None, text)
     }
 
+    /// 400, with a word for programs.
+    pub(crate) fn coded(code: &'static str, text: impl Into<String>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, Some(code), text)
+    }
+
     /// 404: no such object.
     pub(crate) fn not_found(text: impl Into<String>) -> Self {
         Self::new(StatusCode::NOT_FOUND, Some("not_found"), text)

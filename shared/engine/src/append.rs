@@ -42,6 +42,7 @@ impl Candidate {
         Self {
             hash: item.transaction_id.as_deref().map_or(0, id_hash),
             packed: Packed {
+                id: None,
                 transaction_id: item.transaction_id.as_deref().map(TransactionId::new),
                 key: item.key.clone(),
                 headers: item.headers.clone(),
@@ -124,6 +125,11 @@ impl Append {
 
     pub(crate) fn id(&self) -> &PartitionId {
         &self.id
+    }
+
+    /// Gives the records an id that they were promised. Only for one whose order by that id holds, see [`crate::timer`].
+    pub(crate) fn promise(&mut self, id: Uuid) {
+        self.candidates.iter_mut().for_each(|c| c.packed.id = Some(id));
     }
 
     pub(crate) fn stream_name(&self) -> &str {
@@ -481,7 +487,8 @@ impl Append {
     fn decided(&mut self, view: &mut IdView, placed: &Placed) {
         let Some(packing) = self.packing.take() else { return };
         for (offset, &i) in (placed.base..).zip(&packing.members) {
-            let id = message_id(&self.id, offset, placed.time_us);
+            let derived = || message_id(&self.id, offset, placed.time_us);
+            let id = self.candidates[i].packed.id.unwrap_or_else(derived);
             self.outcomes[i] = Some(Pushed::Queued { id, offset });
         }
         let counts = &self.engine.inner.counts;

@@ -101,6 +101,12 @@ impl Bundle {
         Ok(Self { appends, order, groups })
     }
 
+    /// Gives the only record of a bundle of one the id that it was promised.
+    pub(crate) fn promise(&mut self, id: crate::Uuid) {
+        debug_assert!(self.appends.len() == 1);
+        self.appends.iter_mut().for_each(|append| append.promise(id));
+    }
+
     pub(crate) fn partitions(&self) -> usize {
         self.appends.len()
     }

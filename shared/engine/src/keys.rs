@@ -26,6 +26,10 @@
 //! | trace names | `trace-names` | `<name>` | `traces` `messages` `last_us` | traces and messages equal |
 //! | messages of a name | `tm#<name>` | `<partition id>#<digest>` | `traces` | absent; exists; traces equal |
 //! | trace days | `trace-days` | `<day since 1970, 8 digits>` | `traces` | absent; traces less than |
+//! | key-value entry | `kv#<namespace>` | `<key>` | see [`crate::kv`] | absent; version equals |
+//! | namespaces | `kv-namespaces` | `<namespace>` | `listed` | none |
+//! | timer | `ti#<stream>` | `<timer key>` | see [`crate::timer`] | absent; id equals |
+//! | due timer | `due#<shard>` | `<due_us, 16 hex>#<digest of stream and timer key>` | `stream` `key` | none |
 //! | table head | `t#<stream id>` | `table` | of the `tables` crate | of the `tables` crate |
 //!
 //! Blobs: a segment or a page's ids belong to the owner `<partition id, simple>`; deltas and snapshots of a state to
@@ -182,4 +186,39 @@ pub(crate) fn trace_day(day: &str) -> Key {
 
 pub(crate) fn named_message(name: &str, partition: &PartitionId, digest: &str) -> Key {
     Key::new(format!("tm#{name}"), format!("{partition}#{digest}"))
+}
+
+pub(crate) const KV_NAMESPACES: &str = "kv-namespaces";
+
+pub(crate) fn kv_namespace(namespace: &str) -> Key {
+    Key::new(KV_NAMESPACES, namespace)
+}
+
+pub(crate) fn kv_pk(namespace: &str) -> String {
+    format!("kv#{namespace}")
+}
+
+pub(crate) fn kv(namespace: &str, key: &str) -> Key {
+    Key::new(kv_pk(namespace), key)
+}
+
+/// Shards of the timers that are due: each takes 500 schedules a second.
+pub(crate) const TIMER_SHARDS: u8 = 8;
+
+pub(crate) fn timers_pk(stream: &str) -> String {
+    format!("ti#{stream}")
+}
+
+pub(crate) fn timer(stream: &str, key: &str) -> Key {
+    Key::new(timers_pk(stream), key)
+}
+
+pub(crate) fn due_pk(shard: u8) -> String {
+    format!("due#{shard}")
+}
+
+pub(crate) fn due(due_us: i64, stream: &str, key: &str) -> Key {
+    let digest = Uuid::derived(&[stream.as_bytes(), key.as_bytes()]);
+    let shard = digest.as_bytes()[0] % TIMER_SHARDS;
+    Key::new(due_pk(shard), format!("{:016x}#{}", due_us.max(0), digest.simple()))
 }

@@ -28,6 +28,8 @@
 //! | retention, collection, deletion | `maintain` |
 //! | counting what there is | `survey` |
 //! | following, for processes that deliver | `live` |
+//! | keys with values | `kv` |
+//! | timers | `timer` |
 //! | traces | `trace` |
 //! | pausing pushes and pops | `switches` |
 //! | encryption at rest | `encryption` |
@@ -50,6 +52,7 @@ mod group;
 mod head;
 mod id;
 mod keys;
+mod kv;
 mod lane;
 mod letters;
 pub mod limits;
@@ -69,6 +72,7 @@ mod state;
 mod stream;
 mod survey;
 mod switches;
+mod timer;
 mod trace;
 mod transaction;
 mod view;
@@ -84,12 +88,14 @@ pub use crate::{
     error::Error,
     fetch::{Fetch, FetchEntry, Fetched, TimeEntry, TimeFound},
     id::{CursorId, GroupId, LeaseId, PartitionId, Uuid, message_id},
+    kv::{Expiry, KvAction, KvLost, KvOp, KvOutcome, KvPage, KvReason, KvRow},
     live::{Doorbell, NotRung},
     maintain::Hold,
     model::*,
     options::StreamOptions,
     survey::{StreamSurvey, Survey, SurveyFilter, Volume},
     switches::Switches,
+    timer::{Timer, TimerAction, TimerOp, TimerOutcome, TimerStatus},
     trace::{NewTrace, Trace, TraceName, TraceNames, TracesByName},
 };
 

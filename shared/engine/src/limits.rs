@@ -140,5 +140,40 @@ pub const TRACES_PER_DAY: i64 = 100_000;
 /// Days that a trace is kept.
 pub const TRACE_DAYS: i64 = 7;
 
+/// Key-value operations in one call.
+pub const KV_OPS: usize = 100;
+
+/// Keys that the operations of one call name.
+pub const KV_KEYS: usize = 1000;
+
+/// Bytes of a namespace of keys.
+pub const KV_NAMESPACE_BYTES: usize = 64;
+
+/// Bytes of a key's value, JSON text. It lies in the head itself.
+pub const KV_VALUE_BYTES: usize = 64 * 1024;
+
+/// The longest life of a value that ends, seconds.
+pub const KV_SECONDS_MAX: i64 = 10 * 366 * 24 * 3600;
+
+/// Keys in one page.
+pub const KV_PAGE: usize = 1000;
+
+/// How long what was deleted or has expired is remembered, so that versions of a key only rise. Longer than clocks
+/// differ.
+pub const KV_TOMBSTONE: Duration = Duration::from_secs(3600);
+
+/// Timer operations in one call.
+pub const TIMER_OPS: usize = 32;
+
+/// Bytes of a timer's payload. It lies in the head itself.
+pub const TIMER_PAYLOAD_BYTES: usize = 256 * 1024;
+
+/// The longest a timer waits, milliseconds.
+pub const TIMER_DELAY_MS_MAX: i64 = 366 * 24 * 3600 * 1000;
+
+/// Timers in one page.
+pub const TIMER_PAGE: usize = 1000;
+
+const _: () = assert!(3 * TIMER_OPS <= store::TRANSACTION_ITEMS);
 const _: () = assert!(GROUPS + 4 <= store::TRANSACTION_ITEMS);
 const _: () = assert!(SEGMENT_BYTES + SEGMENT_BYTES / 4 < store::BLOB_BYTES);

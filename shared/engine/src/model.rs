@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 
-use crate::{PartitionId, StreamOptions, Uuid};
+use crate::{KvLost, KvOp, KvOutcome, PartitionId, StreamOptions, TimerOp, TimerOutcome, Uuid};
 
 /// The partition of a push that names none.
 pub const DEFAULT_PARTITION: &str = "Default";
@@ -650,6 +650,19 @@ pub enum TransactionResult {
         /// How.
         acked: Acked,
     },
+    /// A key-value operation was carried out.
+    Kv(KvOutcome),
+    /// A timer was scheduled or cancelled.
+    Timer(TimerOutcome),
+}
+
+/// What a transaction does besides pushing and acknowledging.
+#[derive(Clone, Debug, Default)]
+pub struct Riders {
+    /// Key-value operations.
+    pub kv: Vec<KvOp>,
+    /// Timers.
+    pub timers: Vec<TimerOp>,
 }
 
 /// Why a transaction was rolled back.
@@ -667,6 +680,8 @@ pub enum RolledBack {
         /// Why.
         error: String,
     },
+    /// A required key-value operation did not apply.
+    Precondition(KvLost),
     /// The request does not fit.
     BadRequest {
         /// Why.

@@ -153,7 +153,8 @@ fn records<'a>(
     let range = skip.min(end)..end.min(segment.records.len());
     (placed.base + range.start as u64..).zip(&segment.records[range]).map(
         move |(offset, packed)| {
-            let id = message_id(partition, offset, placed.time_us);
+            let derived = || message_id(partition, offset, placed.time_us);
+            let id = packed.id.unwrap_or_else(derived);
             Record {
                 offset,
                 time_us: placed.time_us,

@@ -7,7 +7,8 @@
 //! hashes        count * u64    one for each record, 0 where the sender gave no id
 //! raw bytes     u32
 //! zstd of the records, each:
-//!   flags       u8             1 id as text, 2 id as UUID, 4 key, 8 headers
+//!   flags       u8             1 id as text, 2 id as UUID, 4 key, 8 headers, 16 promised message id
+//!   message id  16 bytes
 //!   id          16 bytes, or length and text
 //!   key         length and text
 //!   headers     length and bytes
@@ -30,6 +31,7 @@ const ID_TEXT: u8 = 1;
 const ID_UUID: u8 = 2;
 const KEY: u8 = 4;
 const HEADERS: u8 = 8;
+const PROMISED: u8 = 16;
 
 /// zstd's fastest ordinary level: a push waits for it.
 const LEVEL: i32 = 1;
@@ -40,6 +42,8 @@ const RAW_BYTES: usize = limits::SEGMENT_BYTES + limits::SEGMENT_BYTES / 4;
 /// A record as it is packed.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Packed {
+    /// The message id that it was promised; without one its id follows from its place.
+    pub(crate) id: Option<Uuid>,
     pub(crate) transaction_id: Option<TransactionId>,
     pub(crate) key: Option<String>,
     pub(crate) headers: Option<Bytes>,
@@ -147,7 +151,11 @@ fn encode_record(out: &mut Vec<u8>, record: &Packed) {
     };
     let key = if record.key.is_some() { KEY } else { 0 };
     let headers = if record.headers.is_some() { HEADERS } else { 0 };
-    out.push(id | key | headers);
+    let promised = if record.id.is_some() { PROMISED } else { 0 };
+    out.push(id | key | headers | promised);
+    if let Some(id) = &record.id {
+        out.extend_from_slice(id.as_bytes());
+    }
     match &record.transaction_id {
         Some(TransactionId::Uuid(u)) => out.extend_from_slice(u.as_bytes()),
         Some(TransactionId::Text(t)) => put_bytes(out, t.as_bytes()),
@@ -203,10 +211,14 @@ fn decode_hashes(rest: &mut Bytes) -> Option<(Vec<u64>, usize)> {
 fn decode_record(raw: &mut Bytes) -> Option<Packed> {
     let flags = take(raw, 1)?.get_u8();
     let text = |raw: &mut Bytes| String::from_utf8(take_bytes(raw)?.to_vec()).ok();
-    let transaction_id = if flags & ID_UUID != 0 {
+    let uuid = |raw: &mut Bytes| {
         let mut uuid = [0; 16];
         uuid.copy_from_slice(&take(raw, 16)?);
-        Some(TransactionId::Uuid(Uuid::from_bytes(uuid)))
+        Some(Uuid::from_bytes(uuid))
+    };
+    let id = if flags & PROMISED != 0 { Some(uuid(raw)?) } else { None };
+    let transaction_id = if flags & ID_UUID != 0 {
+        Some(TransactionId::Uuid(uuid(raw)?))
     } else if flags & ID_TEXT != 0 {
         Some(TransactionId::Text(text(raw)?))
     } else {
@@ -214,7 +226,7 @@ fn decode_record(raw: &mut Bytes) -> Option<Packed> {
     };
     let key = if flags & KEY != 0 { Some(text(raw)?) } else { None };
     let headers = if flags & HEADERS != 0 { Some(take_bytes(raw)?) } else { None };
-    Some(Packed { transaction_id, key, headers, payload: take_bytes(raw)? })
+    Some(Packed { id, transaction_id, key, headers, payload: take_bytes(raw)? })
 }
 
 pub(crate) fn take(bytes: &mut Bytes, count: usize) -> Option<Bytes> {
@@ -281,6 +293,7 @@ mod tests {
 
     fn packed(id: Option<&str>, payload: &str) -> Packed {
         Packed {
+            id: None,
             transaction_id: id.map(TransactionId::new),
             key: id.map(|i| format!("key {i}")),
             headers: None,
@@ -295,6 +308,7 @@ mod tests {
             packed(Some("any text"), ""),
             packed(Some("0193f0c4-1a2b-7c3d-8e4f-5a6b7c8d9e0f"), "x"),
             packed(Some("0193F0C4-1A2B-7C3D-8E4F-5A6B7C8D9E0F"), "y"),
+            Packed { id: Some(Uuid::from_bytes([7; 16])), ..packed(Some("promised"), "z") },
         ];
         let hashes: Vec<u64> = records
             .iter()
@@ -326,7 +340,7 @@ mod tests {
     #[test]
     fn a_segment_too_large_is_refused_with_the_limit() {
         let half = Bytes::from(vec![b' '; limits::SEGMENT_BYTES / 2 + 1]);
-        let record = Packed { transaction_id: None, key: None, headers: None, payload: half };
+        let record = Packed { payload: half, ..packed(None, "") };
         let refused = encode(&[record.clone(), record], &[0, 0]).unwrap_err().to_string();
         assert!(refused.contains(&limits::SEGMENT_BYTES.to_string()), "{refused}");
     }

@@ -1,7 +1,8 @@
 //! Transactions: pushes and acknowledgements across streams, all or nothing.
 //!
 //! A record that was pushed before rolls the whole bundle back, and so does an acknowledgement that cannot be carried
-//! out or a lease that is not held. A repeat of an id within the bundle is stored once.
+//! out, a lease that is not held, or a required key-value operation that does not apply. A repeat of an id within the
+//! bundle is stored once.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -11,13 +12,16 @@ use std::{
 use tidewheel_store::{CommitError, Condition, Write};
 
 use crate::{
-    Ack, Acked, CursorId, Engine, Error, LeaseId, PushItem, Pushed, QUEUE_MODE_GROUP, RolledBack,
-    TransactionOp, TransactionResult,
+    Ack, Acked, CursorId, Engine, Error, KvOutcome, LeaseId, PushItem, Pushed, QUEUE_MODE_GROUP,
+    Riders, RolledBack, TimerOutcome, TransactionOp, TransactionResult,
     ack::decide,
     bundle::{self, Assembly, Bundle, Locks, failed_at},
     cursor::{Cursor, write_token},
-    keys, letters, limits, push,
+    keys,
+    kv::KvPart,
+    letters, limits, push,
     stream::StreamRecord,
+    timer::TimerPart,
     warm::Counts,
 };
 
@@ -53,6 +57,22 @@ struct Acknowledged {
     cursors: BTreeMap<CursorId, (Arc<Cursor>, Option<Cursor>)>,
     acked: HashMap<usize, Acked>,
     dead_letters: usize,
+    kv: Vec<KvOutcome>,
+    timers: Vec<TimerOutcome>,
+}
+
+/// The parts of a transaction that concern no stream.
+struct Ridden {
+    kv: KvPart,
+    timers: TimerPart,
+}
+
+/// The places of a transaction's writes, by the part that they belong to.
+#[derive(Default)]
+struct Places {
+    cursors: Vec<(CursorId, i64, Vec<usize>)>,
+    kv: Vec<((String, String), Vec<usize>)>,
+    timers: Vec<((String, String), Vec<usize>)>,
 }
 
 impl Engine {
@@ -65,6 +85,22 @@ impl Engine {
         ops: Vec<TransactionOp>,
         required_leases: Vec<String>,
     ) -> Result<Result<Vec<TransactionResult>, RolledBack>, Error> {
+        self.transact_with(ops, required_leases, Riders::default()).await
+    }
+
+    /// [`Engine::transact`] together with key-value operations and timers. Results are those of the operations, then of
+    /// the keys and values, then of the timers.
+    pub async fn transact_with(
+        &self,
+        ops: Vec<TransactionOp>,
+        required_leases: Vec<String>,
+        riders: Riders,
+    ) -> Result<Result<Vec<TransactionResult>, RolledBack>, Error> {
+        let token = write_token(self);
+        let mut ridden = Ridden {
+            kv: KvPart::new(self, riders.kv, &token)?,
+            timers: TimerPart::new(self, riders.timers).await?,
+        };
         let layout = match self.lay_out(ops, required_leases).await? {
             Ok(layout) => layout,
             Err(rolled_back) => return Ok(Err(rolled_back)),
@@ -80,13 +116,15 @@ impl Engine {
         }
         let warms = bundle.warms();
         let mut locks = bundle::lock(&warms).await;
-        let outcome = self.commit_transaction(&layout, &mut bundle, &mut locks).await?;
+        let outcome =
+            self.commit_transaction(&layout, &mut bundle, &mut locks, &mut ridden, &token).await?;
         drop(locks);
         bundle.ring().await;
         let acknowledged = match outcome {
             Ok(acknowledged) => acknowledged,
             Err(rolled_back) => return Ok(Err(rolled_back)),
         };
+        ridden.timers.announce(self);
         Counts::add(&self.inner.counts.records_dead_lettered, acknowledged.dead_letters);
         for group in &layout.acks {
             self.wake_poppers(&group.stream.info.name);
@@ -169,9 +207,13 @@ impl Engine {
         layout: &Layout,
         bundle: &mut Bundle,
         locks: &mut Locks<'_>,
+        ridden: &mut Ridden,
+        token: &str,
     ) -> Result<Result<Acknowledged, RolledBack>, Error> {
         let mut doubt = None;
-        let answer = self.commit_transaction_until_decided(layout, bundle, locks, &mut doubt).await;
+        let answer = self
+            .commit_transaction_until_decided(layout, bundle, locks, ridden, token, &mut doubt)
+            .await;
         match (answer, doubt) {
             // What it was refused for may be its own earlier attempt, arriving late.
             (Ok(Err(_)), Some(why)) => Err(Error::Unknown(why)),
@@ -184,9 +226,10 @@ impl Engine {
         layout: &Layout,
         bundle: &mut Bundle,
         locks: &mut Locks<'_>,
+        ridden: &mut Ridden,
+        token: &str,
         doubt: &mut Option<String>,
     ) -> Result<Result<Acknowledged, RolledBack>, Error> {
-        let token = write_token(self);
         let mut refreshed = false;
         for _ in 0..limits::COMMIT_ATTEMPTS {
             let mut assembly = Assembly::default();
@@ -199,6 +242,14 @@ impl Engine {
                     stream: stream.to_owned(),
                 }));
             }
+            ridden.kv.read(self).await?;
+            let kv = match ridden.kv.decide() {
+                Ok(outcomes) => outcomes,
+                Err(lost) => return Ok(Err(RolledBack::Precondition(lost))),
+            };
+            self.enter_namespaces(&ridden.kv).await?;
+            ridden.timers.read(self).await?;
+            let timers = ridden.timers.decide();
             let mut acknowledged = match self.acknowledge(layout, &mut assembly).await {
                 Ok(acknowledged) => acknowledged,
                 Err(e) if e.is_transient() => return Err(e),
@@ -212,18 +263,25 @@ impl Engine {
                     continue;
                 }
             };
-            let mut places = Vec::new();
+            (acknowledged.kv, acknowledged.timers) = (kv, timers);
+            let mut places = Places::default();
+            for (place, write) in ridden.kv.writes()? {
+                places.kv.push((place, assembly.add(&[write])));
+            }
+            for (place, write) in ridden.timers.writes() {
+                places.timers.push((place, assembly.add(&[write])));
+            }
             for (id, (before, next)) in &mut acknowledged.cursors {
                 let write = match next {
                     Some(next) => {
                         next.version = before.version;
-                        next.stamp(&token);
+                        next.stamp(token);
                         next.write()
                     }
                     None => Write::check(keys::cursor(id))
                         .when(Condition::Equals("version".into(), before.version.into())),
                 };
-                places.push((*id, before.version, assembly.add(&[write])));
+                places.cursors.push((*id, before.version, assembly.add(&[write])));
             }
             assembly.check()?;
             let nothing = |w: &Write| w.action == tidewheel_store::Action::Check;
@@ -243,22 +301,33 @@ impl Engine {
                 Err(CommitError::Conflict(failed)) => {
                     refreshed = true;
                     bundle.learn(&plans, &failed).await?;
-                    for (id, _, places) in &places {
+                    for (id, _, places) in &places.cursors {
                         if let Some(f) = failed_at(&failed, places).first() {
                             self.learn_cursor(id, f.current.as_ref())?;
                         }
                     }
-                    if self.transaction_has_happened(&token, &places, bundle, locks, &plans).await?
-                        == Some(true)
-                    {
+                    let happened = self
+                        .transaction_has_happened(token, &places, bundle, locks, &plans, ridden)
+                        .await?;
+                    if happened == Some(true) {
                         return Ok(Ok(acknowledged));
+                    }
+                    for (place, at) in &places.kv {
+                        if let Some(f) = failed_at(&failed, at).first() {
+                            ridden.kv.learn(place, f)?;
+                        }
+                    }
+                    for (place, at) in &places.timers {
+                        if let Some(f) = failed_at(&failed, at).first() {
+                            ridden.timers.learn(place, f)?;
+                        }
                     }
                 }
                 Err(CommitError::Unknown(e)) => {
                     *doubt = Some(e.clone());
                     refreshed = true;
                     match self
-                        .transaction_has_happened(&token, &places, bundle, locks, &plans)
+                        .transaction_has_happened(token, &places, bundle, locks, &plans, ridden)
                         .await?
                     {
                         Some(true) => {
@@ -278,15 +347,23 @@ impl Engine {
     async fn transaction_has_happened(
         &self,
         token: &str,
-        places: &[(CursorId, i64, Vec<usize>)],
+        places: &Places,
         bundle: &mut Bundle,
         locks: &mut Locks<'_>,
         plans: &[Option<(crate::append::Plan, Vec<usize>)>],
+        ridden: &mut Ridden,
     ) -> Result<Option<bool>, Error> {
         if plans.iter().any(Option::is_some) {
             return bundle.resolve(locks, plans).await.map(Some);
         }
-        for (id, version, _) in places {
+        // One part that writes tells for all: they land together.
+        if ridden.kv.writes_any() {
+            return ridden.kv.has_happened(self).await;
+        }
+        if ridden.timers.writes_any() {
+            return ridden.timers.has_happened(self).await;
+        }
+        for (id, version, _) in &places.cursors {
             let cursor = self.reread_cursor(id).await?;
             match cursor.map(|c| c.has(token, *version)) {
                 Some(Some(true)) => return Ok(Some(true)),
@@ -379,7 +456,9 @@ impl Engine {
 
 fn results(layout: &Layout, outcomes: &[Pushed], mut done: Acknowledged) -> Vec<TransactionResult> {
     let nil = crate::Uuid::from_bytes([0; 16]);
-    layout
+    let riders = std::mem::take(&mut done.kv).into_iter().map(TransactionResult::Kv);
+    let timers = std::mem::take(&mut done.timers).into_iter().map(TransactionResult::Timer);
+    let mut results = layout
         .slots
         .iter()
         .enumerate()
@@ -403,5 +482,7 @@ fn results(layout: &Layout, outcomes: &[Pushed], mut done: Acknowledged) -> Vec<
                 }
             }
         })
-        .collect()
+        .collect::<Vec<_>>();
+    results.extend(riders.chain(timers));
+    results
 }

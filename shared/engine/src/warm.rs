@@ -7,7 +7,7 @@ use std::{
     collections::HashMap,
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering::Relaxed},
+        atomic::{AtomicI64, AtomicU64, Ordering::Relaxed},
     },
     time::Duration,
 };
@@ -33,6 +33,7 @@ use crate::{
     state::StateView,
     stream::StreamRecord,
     switches::KnownSwitches,
+    timer::KnownDue,
     view::IdView,
 };
 
@@ -54,6 +55,10 @@ pub(crate) struct Inner {
     segments: Cache<(PartitionId, String), Arc<Segment>, ByBytes>,
     pub(crate) keyring: Keyring,
     pub(crate) switches: KnownSwitches,
+    /// Namespaces of keys that are known to be listed.
+    pub(crate) kv_namespaces: Cache<String, ()>,
+    pub(crate) kv_swept_us: AtomicI64,
+    pub(crate) timers: KnownDue,
     watchers: Mutex<HashMap<PartitionId, watch::Sender<u64>>>,
     wakers: Mutex<HashMap<String, Arc<Notify>>>,
     pub(crate) counts: Counts,
@@ -127,6 +132,9 @@ impl Inner {
         Self {
             keyring: Keyring::new(settings.keys.clone()),
             switches: KnownSwitches::default(),
+            kv_namespaces: Cache::new(REMEMBERED),
+            kv_swept_us: AtomicI64::new(i64::MIN),
+            timers: KnownDue::default(),
             store,
             env,
             settings,

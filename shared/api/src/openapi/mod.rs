@@ -6,6 +6,7 @@
 
 mod administer;
 mod consume;
+mod keys;
 mod operate;
 mod page;
 mod produce;
@@ -26,7 +27,7 @@ use utoipa::{
     },
 };
 
-pub(crate) use self::{administer::*, consume::*, operate::*, produce::*, streams::*};
+pub(crate) use self::{administer::*, consume::*, keys::*, operate::*, produce::*, streams::*};
 use crate::Api;
 
 #[derive(utoipa::OpenApi)]
@@ -42,6 +43,8 @@ use crate::Api;
         (name = "consume", description = "Messages under leases, and what became of them"),
         (name = "read", description = "Reads by offset, which nobody notices"),
         (name = "streams", description = "Stream processors: queries, their state, and the cycle"),
+        (name = "keys", description = "Keys with values, alone or in a transaction"),
+        (name = "timers", description = "Messages that are pushed later"),
         (name = "administer", description = "Groups, dead letters, queues and messages"),
         (name = "operate", description = "Health, numbers, traces and switches"),
     )
@@ -63,6 +66,9 @@ pub(crate) fn complete(mut description: OpenApi, version: &str) -> OpenApi {
     let mut front = Front::openapi();
     front.info.version = version.to_owned();
     front.paths = description.paths;
+    // A segment that takes the rest of the path is marked for the router only.
+    let paths = std::mem::take(&mut front.paths.paths);
+    front.paths.paths = paths.into_iter().map(|(p, item)| (p.replace("{*", "{"), item)).collect();
     let components = front.components.get_or_insert_default();
     if let Some(mut more) = description.components.take() {
         components.schemas.append(&mut more.schemas);

@@ -126,6 +126,10 @@ pub(crate) struct TransactionRequest {
     operations: Vec<TransactionOperation>,
     /// A single lease named here is that of acknowledgements which name none.
     required_leases: Option<Vec<String>>,
+    /// Operations on keys, in the same commit.
+    kv: Option<Vec<super::KvOperation>>,
+    /// Timers, in the same commit.
+    timers: Option<Vec<super::TimerOperation>>,
 }
 
 /// A `push` with `items`, or an `ack` with what an acknowledgement has.
@@ -150,7 +154,7 @@ pub(crate) struct TransactionOperation {
 pub(crate) struct TransactionAnswer {
     transaction_id: String,
     success: bool,
-    /// Why it was rolled back: `duplicate`, `ack_rejected` or `bad_request`.
+    /// Why it was rolled back: `duplicate`, `ack_rejected`, `kv_precondition` or `bad_request`.
     #[schema(nullable = false)]
     reason: Option<String>,
     #[schema(nullable = false)]

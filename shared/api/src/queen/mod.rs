@@ -9,6 +9,7 @@ mod backlog;
 mod configure;
 mod dead_letters;
 mod groups;
+mod kv;
 mod lease;
 mod messages;
 mod pop;
@@ -16,6 +17,7 @@ mod push;
 mod reads;
 mod resources;
 mod system;
+mod timers;
 mod trace_id;
 mod traces;
 mod transaction;
@@ -33,6 +35,8 @@ pub(crate) fn routes() -> OpenApiRouter<Api> {
         .merge(reads::routes())
         .merge(traces::routes())
         .merge(system::routes())
+        .merge(kv::routes())
+        .merge(timers::routes())
         .routes(routes!(configure::configure))
         .routes(routes!(push::push))
         .routes(without_head(routes!(pop::discover)))

@@ -1,14 +1,16 @@
-//! `POST /api/v1/transaction`: pushes and acknowledgements, all or nothing.
+//! `POST /api/v1/transaction`: pushes, acknowledgements, operations on keys and timers, all or nothing.
 //!
 //! A well-formed request answers 200, committed or rolled back; the body says which. What this server does not have
-//! (`kv`, `timers`, `positions`) is refused whole rather than left out of an all-or-nothing bundle.
+//! (`positions`) is refused whole rather than left out of an all-or-nothing bundle.
 
 use axum::{extract::State, http::StatusCode, response::Response};
 use serde::Deserialize;
 use serde_json::value::RawValue;
-use tidewheel_engine::{Ack, Error, PushItem, RolledBack, TransactionOp, TransactionResult, Uuid};
+use tidewheel_engine::{
+    Ack, Error, KvLost, PushItem, Riders, RolledBack, TransactionOp, TransactionResult, Uuid,
+};
 
-use super::{trace_id, verdict};
+use super::{kv, timers, trace_id, verdict};
 use crate::{
     Api,
     body::{Body, Object, Text, filled, present},
@@ -25,9 +27,9 @@ struct Request<'a> {
     #[serde(borrow)]
     required_leases: Option<Vec<Text<'a>>>,
     #[serde(borrow)]
-    kv: Option<&'a RawValue>,
+    kv: Option<Vec<Object<kv::Operation<'a>>>>,
     #[serde(borrow)]
-    timers: Option<&'a RawValue>,
+    timers: Option<Vec<Object<timers::Operation<'a>>>>,
     #[serde(borrow)]
     positions: Option<&'a RawValue>,
 }
@@ -71,7 +73,7 @@ struct Item<'a> {
     trace_id: Option<Text<'a>>,
 }
 
-/// `POST /api/v1/transaction`: pushes and acknowledgements, all or nothing.
+/// `POST /api/v1/transaction`: pushes, acknowledgements, keys and timers, all or nothing.
 #[utoipa::path(
     post, path = "/api/v1/transaction", operation_id = "transaction", tag = "produce",
     request_body = openapi::TransactionRequest,
@@ -79,17 +81,12 @@ struct Item<'a> {
 )]
 pub(crate) async fn transaction(State(api): State<Api>, body: Body) -> Result<Response, Failure> {
     let request: Request<'_> = body.parse()?;
-    for (name, rider) in
-        [("kv", request.kv), ("timers", request.timers), ("positions", request.positions)]
-    {
-        let empty = |r: &RawValue| {
-            r.get().strip_prefix('[').is_some_and(|rest| rest.trim_ascii_start() == "]")
-        };
-        if rider.is_some_and(|r| !empty(r)) {
-            return Err(Failure::unsupported(format!(
-                "`{name}` in a transaction is not supported by this server"
-            )));
-        }
+    let empty =
+        |r: &RawValue| r.get().strip_prefix('[').is_some_and(|rest| rest.trim_ascii_start() == "]");
+    if request.positions.is_some_and(|r| !empty(r)) {
+        return Err(Failure::unsupported(
+            "`positions` in a transaction is not supported by this server",
+        ));
     }
     let mut operations = Vec::with_capacity(request.operations.len());
     for (index, operation) in request.operations.iter().enumerate() {
@@ -97,16 +94,39 @@ pub(crate) async fn transaction(State(api): State<Api>, body: Body) -> Result<Re
     }
     let leases = request.required_leases.iter().flatten().map(|l| l.to_string()).collect();
 
-    let outcome = if operations.is_empty() {
+    let riders = Riders {
+        kv: kv::riders(&body, request.kv.as_deref().unwrap_or_default())?,
+        timers: timers::riders(request.timers.as_deref().unwrap_or_default())?,
+    };
+    let names: Vec<&'static str> = riders.kv.iter().map(|op| kv::op_name(&op.action)).collect();
+    // What was lost is counted among all results: those of the operations come first.
+    let before = operations.iter().map(slots).sum();
+    let nothing = operations.is_empty() && riders.kv.is_empty() && riders.timers.is_empty();
+    let outcome = if nothing {
         Ok(Vec::new())
     } else {
-        match api.engine().transact(operations, leases).await {
-            Ok(outcome) => outcome.map_err(|r| rolled_back(&r)),
-            Err(e) if refuses(&e) => Err(("bad_request", e.to_string())),
+        match api.engine().transact_with(operations, leases, riders).await {
+            Ok(outcome) => outcome.map_err(rolled_back),
+            Err(e) if refuses(&e) => Err(Rollback::Because("bad_request", e.to_string())),
             Err(e) => return Err(e.into()),
         }
     };
-    Ok(answer(&Uuid::random(api.engine().env()), &outcome).into_response(StatusCode::OK))
+    let id = Uuid::random(api.engine().env());
+    Ok(answer(&id, &outcome, &names, before).into_response(StatusCode::OK))
+}
+
+/// How many results an operation has.
+fn slots(operation: &TransactionOp) -> usize {
+    match operation {
+        TransactionOp::Push(items) => items.len(),
+        TransactionOp::Ack { .. } => 1,
+    }
+}
+
+/// Why nothing was done, as the protocol says it.
+enum Rollback {
+    Because(&'static str, String),
+    Precondition(KvLost),
 }
 
 fn read(body: &Body, index: usize, operation: &Operation<'_>) -> Result<TransactionOp, Failure> {
@@ -169,27 +189,40 @@ fn refuses(e: &Error) -> bool {
     !e.is_transient() && !matches!(e, Error::Corrupt(_) | Error::Encryption(_))
 }
 
-fn rolled_back(reason: &RolledBack) -> (&'static str, String) {
+fn rolled_back(reason: RolledBack) -> Rollback {
     match reason {
-        RolledBack::Duplicate { transaction_id, stream } => (
+        RolledBack::Duplicate { transaction_id, stream } => Rollback::Because(
             "duplicate",
             format!(
                 "QDUP transaction id `{}` was pushed to queue `{}` before",
-                shortened(transaction_id),
-                shortened(stream)
+                shortened(&transaction_id),
+                shortened(&stream)
             ),
         ),
-        RolledBack::AckRejected { error } => ("ack_rejected", error.clone()),
-        RolledBack::BadRequest { error } => ("bad_request", error.clone()),
+        RolledBack::AckRejected { error } => Rollback::Because("ack_rejected", error),
+        RolledBack::BadRequest { error } => Rollback::Because("bad_request", error),
+        RolledBack::Precondition(lost) => Rollback::Precondition(lost),
     }
 }
 
-fn answer(id: &Uuid, outcome: &Result<Vec<TransactionResult>, (&'static str, String)>) -> Json {
+/// `names` are those of the key-value operations, of which `before` results stand in front.
+fn answer(
+    id: &Uuid,
+    outcome: &Result<Vec<TransactionResult>, Rollback>,
+    names: &[&'static str],
+    before: usize,
+) -> Json {
     let results = outcome.as_deref().unwrap_or_default();
     let mut json = Json::with_capacity(256 + results.len() * 200);
     json.object().key("transactionId").plain(id).key("success").bool(outcome.is_ok());
-    if let Err((reason, error)) = outcome {
-        json.key("reason").plain(reason).key("error").string(&shortened(error));
+    match outcome {
+        Err(Rollback::Because(reason, error)) => {
+            json.key("reason").plain(reason).key("error").string(&shortened(error));
+        }
+        Err(Rollback::Precondition(lost)) => {
+            kv::lost_members(&mut json, lost, before + lost.index);
+        }
+        Ok(_) => {}
     }
     json.key("results").array();
     for (index, result) in results.iter().enumerate() {
@@ -208,6 +241,16 @@ fn answer(id: &Uuid, outcome: &Result<Vec<TransactionResult>, (&'static str, Str
                 json.key("transactionId").string(transaction_id);
                 json.key("error").string_or_null(acked.error.as_deref());
                 json.key("dlq").bool(acked.dead_lettered);
+            }
+            TransactionResult::Kv(outcome) => {
+                let at = index - before;
+                json.key("type").plain("kv").key("opIndex").number(at);
+                kv::members(&mut json, names.get(at).copied().unwrap_or_default(), outcome);
+            }
+            TransactionResult::Timer(outcome) => {
+                let at = index - before - names.len();
+                json.key("type").plain("timer").key("opIndex").number(at);
+                timers::members(&mut json, outcome);
             }
         }
         json.end_object();

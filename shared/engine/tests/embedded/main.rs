@@ -13,6 +13,8 @@ mod consume;
 mod cycles;
 #[path = "../engine/doubt.rs"]
 mod doubt;
+#[path = "../engine/kv.rs"]
+mod kv;
 #[path = "../engine/maintenance.rs"]
 mod maintenance;
 #[path = "../engine/produce.rs"]
@@ -25,6 +27,8 @@ mod scenarios;
 mod standing;
 #[path = "../engine/storms.rs"]
 mod storms;
+#[path = "../engine/timers.rs"]
+mod timers;
 #[path = "../engine/traces.rs"]
 mod traces;
 #[path = "../engine/transactions.rs"]

@@ -147,3 +147,71 @@ async fn a_waiting_pop_looks_soon_at_first_and_seldom_later() {
     assert!(units.read_units <= 120.0, "30 seconds of nothing: {units:?}");
     assert_eq!(units.write_units, 0.0);
 }
+
+#[tokio::test(start_paused = true)]
+async fn keys_and_timers_cost_their_heads() {
+    let f = Fixture::new();
+    let op = |action| vec![KvOp { namespace: "n".into(), action, required: false }];
+    let put = |expect| KvAction::Put {
+        key: "k".into(),
+        value: bytes::Bytes::from_static(b"{\"n\":1}"),
+        expect,
+        expiry: Expiry::Seconds(60),
+    };
+    let get = || KvAction::Get { key: "k".into() };
+    let units = |f: &Fixture| (f.store.meter().write_units, f.store.meter().read_units);
+    let warm = KvAction::Delete { key: "other".into(), expect: None };
+    f.engine.kv(op(warm)).await.unwrap().unwrap();
+    f.engine
+        .kv(op(KvAction::Put {
+            key: "other".into(),
+            value: "1".into(),
+            expect: None,
+            expiry: Expiry::Never,
+        }))
+        .await
+        .unwrap()
+        .unwrap();
+    for (what, action, expected) in [
+        ("making a key", put(Some(0)), (1.0, 0.0)),
+        ("losing against one", put(Some(0)), (1.0, 0.0)),
+        ("writing one", put(None), (1.0, 1.0)),
+        ("reading one", get(), (0.0, 1.0)),
+        ("refusing by the version", put(Some(7)), (0.0, 1.0)),
+    ] {
+        f.store.reset_meter();
+        f.engine.kv(op(action)).await.unwrap().unwrap();
+        assert_eq!(units(&f), expected, "{what}");
+    }
+
+    f.push("p", &["warm"]).await;
+    let timer = |action| vec![TimerOp { stream: "s".into(), key: "t".into(), action }];
+    let schedule = || TimerAction::Schedule {
+        delay_ms: 5,
+        partition: "p".into(),
+        transaction_id: "t".into(),
+        payload: bytes::Bytes::from_static(b"{\"n\":1}"),
+    };
+    f.engine.fire_timers().await.unwrap();
+    for (what, action, expected) in [
+        ("scheduling", schedule(), (4.0, 1.0)),
+        ("rescheduling", schedule(), (4.0, 1.0)),
+        ("cancelling", TimerAction::Cancel { transaction_id: None }, (4.0, 1.0)),
+        ("scheduling again", schedule(), (4.0, 1.0)),
+    ] {
+        f.store.reset_meter();
+        f.engine.timers(timer(action)).await.unwrap();
+        assert_eq!(units(&f), expected, "{what}");
+        // Nothing is read while it is known that nothing is due.
+        f.store.reset_meter();
+        assert_eq!(f.engine.fire_timers().await.unwrap(), 0);
+        assert_eq!(units(&f), (0.0, 0.0), "{what}");
+    }
+    f.pass(0.01).await;
+    f.store.reset_meter();
+    assert_eq!(f.engine.fire_timers().await.unwrap(), 1);
+    let (written, read) = units(&f);
+    // The segment, and head, timer and due entry in one transaction; a look at each shard, and the timer.
+    assert!(written <= 1.0 + 2.0 * 3.0, "{written}");
+    assert!(read <= 16.0, "{read}");
+}

@@ -72,7 +72,10 @@ impl Maintenance {
             let deleted = self.engine.deleted_streams().await?;
             found.work.extend(deleted.into_iter().map(|id| Work::Sweep { id: id.to_string() }));
             if round.rem_euclid(TRACES_ROUNDS) == 0 {
-                found.work.push(Work::Traces);
+                found.work.extend([Work::Traces, Work::Keys]);
+            }
+            if self.engine.timers_due().await? {
+                found.work.push(Work::Timers);
             }
         }
         let looks = names.into_iter().map(|name| async move {

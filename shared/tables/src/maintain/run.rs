@@ -48,6 +48,10 @@ pub struct Done {
     pub swept: u64,
     /// Old traces that were deleted.
     pub traces: u64,
+    /// Keys that had ended and were deleted.
+    pub keys: u64,
+    /// Timers that were fired.
+    pub fired: u64,
 }
 
 /// What became of a piece of work.
@@ -92,6 +96,14 @@ impl Maintenance {
             }
             Work::Traces => match self.before(until_us, self.engine.sweep_traces()).await {
                 Some(traces) => outcome.done.traces = traces?,
+                None => outcome.rest = Some(work.clone()),
+            },
+            Work::Keys => match self.before(until_us, self.engine.sweep_kv()).await {
+                Some(keys) => outcome.done.keys = keys?,
+                None => outcome.rest = Some(work.clone()),
+            },
+            Work::Timers => match self.before(until_us, self.engine.fire_timers()).await {
+                Some(fired) => outcome.done.fired = fired? as u64,
                 None => outcome.rest = Some(work.clone()),
             },
             Work::Find { .. } => return Err(malformed(work)),

@@ -38,6 +38,10 @@ pub enum Work {
     },
     /// Delete old traces.
     Traces,
+    /// Delete keys that were deleted or have expired long enough ago.
+    Keys,
+    /// Fire the timers that are due.
+    Timers,
     /// Find the work of a round among the streams after one.
     Find {
         /// The round.
@@ -56,6 +60,8 @@ impl fmt::Display for Work {
             Work::Collect { stream, .. } => write!(f, "collecting the blobs of stream `{stream}`"),
             Work::Sweep { id } => write!(f, "sweeping the deleted stream {id}"),
             Work::Traces => f.write_str("sweeping old traces"),
+            Work::Keys => f.write_str("sweeping keys that have ended"),
+            Work::Timers => f.write_str("firing timers"),
             Work::Find { round, .. } => write!(f, "finding the work of round {round}"),
         }
     }
@@ -80,6 +86,8 @@ mod tests {
             ),
             (Work::Sweep { id: "i".into() }, r#"{"work":"sweep","id":"i"}"#),
             (Work::Traces, r#"{"work":"traces"}"#),
+            (Work::Keys, r#"{"work":"keys"}"#),
+            (Work::Timers, r#"{"work":"timers"}"#),
             (Work::Find { round: 7, after: None }, r#"{"work":"find","round":7}"#),
         ] {
             assert_eq!(serde_json::to_string(&work).unwrap(), text);
