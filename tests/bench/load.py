@@ -2,6 +2,7 @@
 
     tests/bench/run                                       builds the release binary, then everything
     tests/bench/run --only push --clients 10 --batch 100
+    tests/bench/run --queen                               beside a real Queen broker, line by line
     python tests/bench/load.py --url http://127.0.0.1:6632
 
 Every client has a connection and a partition of its own and waits for each answer. Bodies are prepared before the
@@ -24,17 +25,25 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from peer import MESSAGES_PER_SECOND
+from queen_broker import VERSION, QueenBroker, installed
 from wire import Connection, get, post
 
 PAYLOAD_BYTES = 200
 PROCESSES = 2
 FILL_BATCH = 1000
 # More than the fastest run can drain in its time; a run that drains it all ends early.
-FILL = {("pop+ack", 1): 4_000, ("pop+ack", 100): 60_000, ("cycle", 10): 12_000, ("cycle", 100): 60_000}
+FILL = {
+    ("pop+ack", 1): 4_000,
+    ("pop+ack", 100): 60_000,
+    ("autoAck", 100): 100_000,
+    ("cycle", 10): 12_000,
+    ("cycle", 100): 60_000,
+}
 PLAN = [
     *(("push", batch, clients) for batch in (1, 100) for clients in (1, 10)),
     *(("push+ids", 100, clients) for clients in (1, 10)),
     *(("pop+ack", batch, clients) for batch in (1, 100) for clients in (1, 10)),
+    *(("autoAck", 100, clients) for clients in (1, 10)),
     *(("cycle", batch, clients) for batch in (10, 100) for clients in (1, 10)),
 ]
 
@@ -82,6 +91,15 @@ class Client:
             f"&consumerGroup={group}&subscriptionMode=all"
         )
 
+    async def popped(self):
+        """The next batch: its transaction ids and the whole answer; no ids when there is nothing left."""
+        status, body = await self.connection.send(self.pop)
+        if status == 204:
+            return [], body
+        ids = TRANSACTION_ID.findall(body)
+        expect(status == 200 and ids, status, body)
+        return ids, body
+
 
 class Push(Client):
     async def prepare(self, fill):
@@ -122,11 +140,9 @@ class PopAndAck(Client):
         self.pop = self.pop_request("g")
 
     async def step(self):
-        status, body = await self.connection.send(self.pop)
-        if status == 204:
+        ids, body = await self.popped()
+        if not ids:
             return 0
-        ids = TRANSACTION_ID.findall(body)
-        expect(status == 200 and ids, status, body)
         tail = b'","partitionId":"%s","leaseId":"%s","status":"completed"}' % (
             PARTITION_ID.search(body).group(1),
             LEASE_ID.search(body).group(1),
@@ -136,6 +152,18 @@ class PopAndAck(Client):
             post("/api/v1/ack/batch", b'{"consumerGroup":"g","acknowledgments":[' + acks + b"]}")
         )
         expect(status == 200 and body.count(b'"success":true') == len(ids), status, body)
+        return len(ids)
+
+
+class PopAutoAck(Client):
+    """Delivery that is the acknowledgement: one call."""
+
+    async def prepare(self, fill):
+        await super().prepare(fill)
+        self.pop = self.pop_request("g").replace(b"&wait=false", b"&wait=false&autoAck=true")
+
+    async def step(self):
+        ids, _ = await self.popped()
         return len(ids)
 
 
@@ -158,11 +186,9 @@ class Cycle(Client):
         self.sum = 0
 
     async def step(self):
-        status, body = await self.connection.send(self.pop)
-        if status == 204:
+        ids, body = await self.popped()
+        if not ids:
             return 0
-        ids = TRANSACTION_ID.findall(body)
-        expect(status == 200 and ids, status, body)
         partition, lease = (pattern.search(body).group(1).decode() for pattern in (PARTITION_ID, LEASE_ID))
         place = {"query_id": self.query, "partition_id": partition}
         status, body = await self.connection.send(
@@ -191,7 +217,7 @@ class Cycle(Client):
         return len(ids)
 
 
-CLIENTS = {"push": Push, "push+ids": PushWithIds, "pop+ack": PopAndAck, "cycle": Cycle}
+CLIENTS = {"push": Push, "push+ids": PushWithIds, "pop+ack": PopAndAck, "autoAck": PopAutoAck, "cycle": Cycle}
 
 
 async def drive(operation, batch, numbers, address, queue, seconds, fill, meet, stop):
@@ -299,7 +325,7 @@ def start(binary, data):
     raise SystemExit(f"the server did not start: {Path(f'{data}.log').read_text()}")
 
 
-def main():
+def program():
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     server = arguments.add_mutually_exclusive_group(required=True)
     server.add_argument("--binary", help="start this tidewheel on a temporary data folder")
@@ -310,59 +336,117 @@ def main():
     arguments.add_argument("--batch", type=int, help="only lines with this batch")
     arguments.add_argument("--passes", type=int, default=1, help="repeat the table; look at the spread")
     arguments.add_argument("--json", help="also write the results to this file, one object a line")
-    options = arguments.parse_args()
+    arguments.add_argument(
+        "--queen",
+        metavar="FOLDER",
+        help=f"measure a Queen broker {VERSION} over PostgreSQL as well, built into this folder and started on a "
+        "fresh database: each line first here, then there",
+    )
+    return arguments.parse_args()
 
-    plan = [
+
+def chosen(options):
+    return [
         line
         for line in PLAN
         if options.only in (None, line[0])
         and options.batch in (None, line[1])
         and options.clients in (None, line[2])
     ]
-    with tempfile.TemporaryDirectory(prefix="tidewheel-bench-") as temporary:
-        folder, process_, url = Path(temporary), None, options.url
-        if options.binary:
-            process_, url = start(options.binary, str(folder / "data"))
-        address = urlsplit(url).hostname, urlsplit(url).port
+
+
+def address_of(url):
+    return urlsplit(url).hostname, urlsplit(url).port
+
+
+def kept(options, server, line, rate, calls, latencies):
+    """A result as an object, also written to the file that was asked for."""
+    operation, batch, clients = line
+    result = {
+        "server": server,
+        "operation": operation,
+        "batch": batch,
+        "clients": clients,
+        "messages_per_second": round(rate),
+        "calls_per_second": round(calls),
+        "p50_ms": round(percentile(latencies, 0.5), 2),
+        "p99_ms": round(percentile(latencies, 0.99), 2),
+    }
+    if options.json:
+        with open(options.json, "a") as file:
+            file.write(json.dumps(result) + "\n")
+    return result
+
+
+def alone(options, ours):
+    """The table of this server, beside figures that a peer had elsewhere."""
+    print(
+        f"{'operation':10} {'batch':>5} {'clients':>7} {'messages/s':>11} {'calls/s':>8} {'p50 ms':>7} {'p99 ms':>7}"
+        f"   {'peer messages/s':>17} {'times its best':>14}",
+        flush=True,
+    )
+    for line in chosen(options) * options.passes:
+        rate, calls, latencies = measure(*line, ours, options.seconds)
+        low, high = MESSAGES_PER_SECOND.get(line, (None, None))
+        peer = f"{f'{low}-{high}':>17} {rate / high:>13.1f}x" if high else f"{'-':>17} {'-':>14}"
+        found = kept(options, "tidewheel", line, rate, calls, latencies)
         print(
-            f"{os.cpu_count()} cores, load average {os.getloadavg()[0]:.1f}, "
-            f"fdatasync of 4 KB here takes {sync_milliseconds(folder):.2f} ms (median), payload {PAYLOAD_BYTES} bytes"
-        )
-        print(
-            f"{'operation':10} {'batch':>5} {'clients':>7} {'messages/s':>11} {'calls/s':>8} {'p50 ms':>7} {'p99 ms':>7}"
-            f"   {'peer messages/s':>17} {'times its best':>14}",
+            f"{line[0]:10} {line[1]:>5} {line[2]:>7} {rate:>11.0f} {calls:>8.0f} {found['p50_ms']:>7.1f} "
+            f"{found['p99_ms']:>7.1f}   {peer}",
             flush=True,
         )
+
+
+def beside(options, ours, theirs):
+    """Both servers in one run, line by line, so that whatever else the machine does meets both."""
+    print(
+        f"{'operation':10} {'batch':>5} {'clients':>7}   {'here msg/s':>10} {'p50 ms':>7} {'p99 ms':>7}   "
+        f"{'queen msg/s':>11} {'p50 ms':>7} {'p99 ms':>7}   {'here / queen':>12}",
+        flush=True,
+    )
+    ratios = {}
+    for line in chosen(options) * options.passes:
+        here = kept(options, "tidewheel", line, *measure(*line, ours, options.seconds))
+        there = kept(options, "queen", line, *measure(*line, theirs, options.seconds))
+        ratio = here["messages_per_second"] / max(1, there["messages_per_second"])
+        ratios.setdefault(line, []).append(ratio)
+        print(
+            f"{line[0]:10} {line[1]:>5} {line[2]:>7}   {here['messages_per_second']:>10} {here['p50_ms']:>7.1f} "
+            f"{here['p99_ms']:>7.1f}   {there['messages_per_second']:>11} {there['p50_ms']:>7.1f} "
+            f"{there['p99_ms']:>7.1f}   {ratio:>11.1f}x",
+            flush=True,
+        )
+    medians = {line: sorted(found)[len(found) // 2] for line, found in ratios.items()}
+    behind = [f"{line[0]} {line[1]} x {line[2]}: {ratio:.1f}x" for line, ratio in medians.items() if ratio < 2]
+    print(f"ahead by 2x or more in {len(medians) - len(behind)} of {len(medians)} lines; the others: {behind or 'none'}")
+
+
+def main():
+    options = program()
+    with tempfile.TemporaryDirectory(prefix="tidewheel-bench-") as temporary:
+        folder, process_, url, broker = Path(temporary), None, options.url, None
         try:
-            for operation, batch, clients in plan * options.passes:
-                rate, calls, latencies = measure(operation, batch, clients, address, options.seconds)
-                low, high = MESSAGES_PER_SECOND.get((operation, batch, clients), (None, None))
-                peer = f"{f'{low}-{high}':>17} {rate / high:>13.1f}x" if high else f"{'-':>17} {'-':>14}"
-                p50, p99 = percentile(latencies, 0.5), percentile(latencies, 0.99)
-                print(
-                    f"{operation:10} {batch:>5} {clients:>7} {rate:>11.0f} {calls:>8.0f} {p50:>7.1f} {p99:>7.1f}   {peer}",
-                    flush=True,
-                )
-                if options.json:
-                    with open(options.json, "a") as file:
-                        file.write(
-                            json.dumps(
-                                {
-                                    "operation": operation,
-                                    "batch": batch,
-                                    "clients": clients,
-                                    "messages_per_second": round(rate),
-                                    "calls_per_second": round(calls),
-                                    "p50_ms": round(p50, 2),
-                                    "p99_ms": round(p99, 2),
-                                }
-                            )
-                            + "\n"
-                        )
+            if options.queen:
+                # Two users need to pass: PostgreSQL runs as its own.
+                folder.chmod(0o755)
+                broker = QueenBroker(installed(Path(options.queen)), folder / "queen").start()
+            if options.binary:
+                process_, url = start(options.binary, str(folder / "data"))
+            print(
+                f"{os.cpu_count()} cores, load average {os.getloadavg()[0]:.1f}, fdatasync of 4 KB here takes "
+                f"{sync_milliseconds(folder):.2f} ms (median), payload {PAYLOAD_BYTES} bytes"
+            )
+            if broker:
+                print(f"queen {VERSION} over PostgreSQL {broker.version}: fsync {broker.durable}")
+                beside(options, address_of(url), address_of(broker.url))
+            else:
+                alone(options, address_of(url))
         finally:
             if process_:
                 process_.terminate()
                 process_.wait()
+            if broker:
+                broker.stop()
 
 
 if __name__ == "__main__":

@@ -277,6 +277,8 @@ async def test_a_loop_under_supervision_says_how_it_is_doing(queen, name):
     seen, note = collecting()
     await ends(consumer(queen, name).supervision({"group": "tests"}).batch(10).each().limit(3).consume(note))
     assert seen == [0, 1, 2]
+    rows = await queen.kv.list_all("queen-supervisor", "tests/")
+    assert rows, "a loop that was watched leaves its last status"
 
 
 async def test_a_loop_goes_on_when_its_server_comes_back(own_stack, name):

@@ -144,7 +144,7 @@ pub const TRACE_DAYS: i64 = 7;
 pub const KV_OPS: usize = 100;
 
 /// Keys that the operations of one call name.
-pub const KV_KEYS: usize = 1000;
+pub const KV_KEYS: usize = 1024;
 
 /// Bytes of a namespace of keys.
 pub const KV_NAMESPACE_BYTES: usize = 64;

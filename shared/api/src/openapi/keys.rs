@@ -296,3 +296,69 @@ pub(crate) struct TimerPeek {
     #[schema(nullable = false)]
     updated_at: Option<String>,
 }
+
+/// Operations on locks.
+#[derive(ToSchema)]
+pub(crate) struct LockRequest {
+    #[schema(max_items = 100)]
+    operations: Vec<LockOperation>,
+}
+
+/// One operation on a lock, or on a semaphore of `limit` permits.
+#[derive(ToSchema)]
+#[schema(rename_all = "camelCase")]
+pub(crate) struct LockOperation {
+    /// `acquire`, `renew`, `release` or `get`.
+    op: String,
+    #[schema(min_length = 1, max_length = 256)]
+    name: String,
+    /// Of `acquire` and `renew`: how long the permit lasts.
+    ttl_seconds: Option<i64>,
+    /// Who holds it: an operation that its owner sends again is the same operation.
+    owner: Option<String>,
+    /// Of `acquire`: permits in all; 1 if absent.
+    limit: Option<u32>,
+    /// Of `renew` and `release`: which permit.
+    slot: Option<u32>,
+    /// Of `renew` and `release`: the token of the last answer.
+    token: Option<i64>,
+}
+
+/// What operations on locks did.
+#[derive(ToSchema)]
+pub(crate) struct LockAnswer {
+    results: Vec<LockResult>,
+}
+
+/// What one operation on a lock did. Which of these there are depends on the operation.
+#[derive(ToSchema)]
+#[schema(rename_all = "camelCase")]
+pub(crate) struct LockResult {
+    index: u64,
+    op: String,
+    name: String,
+    #[schema(nullable = false)]
+    acquired: Option<bool>,
+    /// The owner had it before.
+    #[schema(nullable = false)]
+    already: Option<bool>,
+    #[schema(nullable = false)]
+    renewed: Option<bool>,
+    #[schema(nullable = false)]
+    released: Option<bool>,
+    #[schema(nullable = false)]
+    held: Option<bool>,
+    /// `held`, `contended` or `lost`.
+    #[schema(nullable = false)]
+    reason: Option<String>,
+    #[schema(nullable = false)]
+    slot: Option<u32>,
+    #[schema(nullable = false)]
+    token: Option<i64>,
+    owner: Option<String>,
+    /// A required check for the transaction that does the holder's work.
+    #[schema(nullable = false)]
+    guard: Option<Value>,
+    #[schema(nullable = false)]
+    holders: Option<Vec<Value>>,
+}

@@ -5,9 +5,9 @@
 
 use axum::{extract::State, http::StatusCode, response::Response};
 use serde::Deserialize;
-use tidewheel_engine::{Ack, Acked};
+use tidewheel_engine::Acked;
 
-use super::verdict;
+use super::acknowledgement;
 use crate::{
     Api,
     body::{Body, Object, Text, filled},
@@ -16,24 +16,7 @@ use crate::{
     openapi,
 };
 
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct Single<'a> {
-    #[serde(borrow)]
-    transaction_id: Text<'a>,
-    #[serde(borrow)]
-    partition_id: Text<'a>,
-    #[serde(borrow)]
-    status: Option<Text<'a>>,
-    #[serde(borrow)]
-    lease_id: Option<Text<'a>>,
-    #[serde(borrow)]
-    error: Option<Text<'a>>,
-    #[serde(borrow)]
-    consumer_group: Option<Text<'a>>,
-}
-
-/// An item of a batch, whose group stands beside the list.
+/// What became of one message. The group of a batch stands beside its list, and one here says nothing.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Item<'a> {
@@ -47,6 +30,8 @@ struct Item<'a> {
     lease_id: Option<Text<'a>>,
     #[serde(borrow)]
     error: Option<Text<'a>>,
+    #[serde(borrow)]
+    consumer_group: Option<Text<'a>>,
 }
 
 #[derive(Deserialize)]
@@ -65,10 +50,9 @@ struct Batch<'a> {
     responses((status = 200, description = "What became of it", body = Vec<openapi::AckResult>)),
 )]
 pub(crate) async fn single(State(api): State<Api>, body: Body) -> Result<Response, Failure> {
-    let Single { transaction_id, partition_id, status, lease_id, error, consumer_group } =
-        body.parse()?;
-    let item = Item { transaction_id, partition_id, status, lease_id, error };
-    acknowledge(&api, filled(&consumer_group), &[Object(item)]).await
+    let item: Item<'_> = body.parse()?;
+    let group = item.consumer_group.clone();
+    acknowledge(&api, filled(&group), &[Object(item)]).await
 }
 
 /// `POST /api/v1/ack/batch`: what became of many.
@@ -89,12 +73,9 @@ async fn acknowledge(
 ) -> Result<Response, Failure> {
     let acks = items
         .iter()
-        .map(|item| Ack {
-            transaction_id: item.transaction_id.to_string(),
-            partition_id: item.partition_id.to_string(),
-            verdict: verdict(item.status.as_deref()),
-            lease_id: filled(&item.lease_id).map(str::to_owned),
-            error: filled(&item.error).map(str::to_owned),
+        .map(|item| {
+            let Item { status, lease_id, error, .. } = &item.0;
+            acknowledgement(&item.transaction_id, &item.partition_id, status, lease_id, error)
         })
         .collect::<Vec<_>>();
     let acked = if acks.is_empty() { Vec::new() } else { api.engine().ack(group, acks).await? };

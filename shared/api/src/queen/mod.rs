@@ -11,6 +11,7 @@ mod dead_letters;
 mod groups;
 mod kv;
 mod lease;
+mod locks;
 mod messages;
 mod pop;
 mod push;
@@ -22,13 +23,17 @@ mod trace_id;
 mod traces;
 mod transaction;
 
-use tidewheel_engine::{QUEUE_MODE_GROUP, Verdict};
+use tidewheel_engine::{Ack, QUEUE_MODE_GROUP, Verdict};
 use utoipa_axum::{
     router::{OpenApiRouter, UtoipaMethodRouter},
     routes,
 };
 
-use crate::{Api, error};
+use crate::{
+    Api,
+    body::{Text, filled},
+    error,
+};
 
 pub(crate) fn routes() -> OpenApiRouter<Api> {
     OpenApiRouter::new()
@@ -37,6 +42,7 @@ pub(crate) fn routes() -> OpenApiRouter<Api> {
         .merge(system::routes())
         .merge(kv::routes())
         .merge(timers::routes())
+        .merge(locks::routes())
         .routes(routes!(configure::configure))
         .routes(routes!(push::push))
         .routes(without_head(routes!(pop::discover)))
@@ -80,6 +86,23 @@ pub(crate) fn verdict(status: Option<&str>) -> Verdict {
         Some("retry") => Verdict::Retry,
         Some("dlq") => Verdict::DeadLetter,
         Some(_) => Verdict::Failed,
+    }
+}
+
+/// An acknowledgement, as the protocol writes it.
+fn acknowledgement(
+    transaction_id: &str,
+    partition_id: &str,
+    status: &Option<Text<'_>>,
+    lease_id: &Option<Text<'_>>,
+    error: &Option<Text<'_>>,
+) -> Ack {
+    Ack {
+        transaction_id: transaction_id.to_owned(),
+        partition_id: partition_id.to_owned(),
+        verdict: verdict(status.as_deref()),
+        lease_id: filled(lease_id).map(str::to_owned),
+        error: filled(error).map(str::to_owned),
     }
 }
 

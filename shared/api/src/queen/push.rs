@@ -10,6 +10,7 @@
 //! no id.
 
 use axum::{extract::State, http::StatusCode, response::Response};
+use bytes::Bytes;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use tidewheel_engine::{Error, PushItem, Pushed, Uuid};
@@ -34,19 +35,36 @@ struct Request<'a> {
     items: Vec<Object<Item<'a>>>,
 }
 
+/// A message to be pushed, here or in a transaction.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Item<'a> {
+pub(super) struct Item<'a> {
     #[serde(borrow)]
     queue: Text<'a>,
     #[serde(borrow)]
     partition: Option<Text<'a>>,
     #[serde(borrow, default, deserialize_with = "present")]
-    payload: Option<&'a RawValue>,
+    pub(super) payload: Option<&'a RawValue>,
     #[serde(borrow, default, deserialize_with = "present")]
-    data: Option<&'a RawValue>,
+    pub(super) data: Option<&'a RawValue>,
     #[serde(borrow)]
     transaction_id: Option<Text<'a>>,
+    /// Kept by transactions; a push takes it and says nothing.
+    #[serde(borrow)]
+    pub(super) trace_id: Option<&'a RawValue>,
+}
+
+impl Item<'_> {
+    /// The record that this becomes with a payload.
+    pub(super) fn record(&self, payload: Bytes) -> PushItem {
+        PushItem {
+            stream: self.queue.to_string(),
+            partition: filled(&self.partition).unwrap_or_default().to_owned(),
+            payload,
+            transaction_id: filled(&self.transaction_id).map(str::to_owned),
+            ..PushItem::default()
+        }
+    }
 }
 
 /// `POST /api/v1/push`: stores messages, durably before the answer.
@@ -70,13 +88,7 @@ pub(crate) async fn push(State(api): State<Api>, body: Body) -> Result<Response,
                 return Err(Failure::bad_request(format!("items[{index}]: `payload` is missing")));
             }
         };
-        records.push(PushItem {
-            stream: item.queue.to_string(),
-            partition: filled(&item.partition).unwrap_or_default().to_owned(),
-            payload,
-            transaction_id: filled(&item.transaction_id).map(str::to_owned),
-            ..PushItem::default()
-        });
+        records.push(item.record(payload));
     }
     let pushed = if records.is_empty() { Vec::new() } else { api.engine().push(records).await };
     answer(&items, &pushed)

@@ -7,13 +7,13 @@ use axum::{extract::State, http::StatusCode, response::Response};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use tidewheel_engine::{
-    Ack, Error, KvLost, PushItem, Riders, RolledBack, TransactionOp, TransactionResult, Uuid,
+    Error, KvLost, PushItem, Riders, RolledBack, TransactionOp, TransactionResult, Uuid,
 };
 
-use super::{kv, timers, trace_id, verdict};
+use super::{acknowledgement, kv, push::Item, timers, trace_id};
 use crate::{
     Api,
-    body::{Body, Object, Text, filled, present},
+    body::{Body, Object, Text, filled},
     error::{Failure, shortened},
     json::Json,
     openapi,
@@ -54,23 +54,6 @@ struct Operation<'a> {
     lease_id: Option<Text<'a>>,
     #[serde(borrow)]
     error: Option<Text<'a>>,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct Item<'a> {
-    #[serde(borrow)]
-    queue: Text<'a>,
-    #[serde(borrow)]
-    partition: Option<Text<'a>>,
-    #[serde(borrow, default, deserialize_with = "present")]
-    payload: Option<&'a RawValue>,
-    #[serde(borrow, default, deserialize_with = "present")]
-    data: Option<&'a RawValue>,
-    #[serde(borrow)]
-    transaction_id: Option<Text<'a>>,
-    #[serde(borrow)]
-    trace_id: Option<Text<'a>>,
 }
 
 /// `POST /api/v1/transaction`: pushes, acknowledgements, keys and timers, all or nothing.
@@ -141,16 +124,10 @@ fn read(body: &Body, index: usize, operation: &Operation<'_>) -> Result<Transact
                     .payload
                     .or(item.data)
                     .ok_or_else(|| missing("the `payload` of an item"))?;
+                let trace = item.trace_id.map(|raw| trace(index, raw)).transpose()?.flatten();
                 records.push(PushItem {
-                    stream: item.queue.to_string(),
-                    partition: filled(&item.partition).unwrap_or_default().to_owned(),
-                    payload: body.part(payload),
-                    transaction_id: filled(&item.transaction_id).map(str::to_owned),
-                    headers: filled(&item.trace_id)
-                        .map(|text| Uuid::parse(text).ok_or_else(|| no_uuid(index, text)))
-                        .transpose()?
-                        .map(|id| trace_id::headers(&id)),
-                    ..PushItem::default()
+                    headers: trace.map(|id| trace_id::headers(&id)),
+                    ..item.record(body.part(payload))
                 });
             }
             Ok(TransactionOp::Push(records))
@@ -162,13 +139,13 @@ fn read(body: &Body, index: usize, operation: &Operation<'_>) -> Result<Transact
                 operation.partition_id.as_deref().ok_or_else(|| missing("`partitionId`"))?;
             Ok(TransactionOp::Ack {
                 group: filled(&operation.consumer_group).map(str::to_owned),
-                ack: Ack {
-                    transaction_id: transaction_id.to_owned(),
-                    partition_id: partition_id.to_owned(),
-                    verdict: verdict(operation.status.as_deref()),
-                    lease_id: filled(&operation.lease_id).map(str::to_owned),
-                    error: filled(&operation.error).map(str::to_owned),
-                },
+                ack: acknowledgement(
+                    transaction_id,
+                    partition_id,
+                    &operation.status,
+                    &operation.lease_id,
+                    &operation.error,
+                ),
             })
         }
         Some(kind) => Err(Failure::bad_request(format!(
@@ -177,6 +154,13 @@ fn read(body: &Body, index: usize, operation: &Operation<'_>) -> Result<Transact
         ))),
         None => Err(missing("`type`")),
     }
+}
+
+/// The trace that an item names, if it does.
+fn trace(index: usize, raw: &RawValue) -> Result<Option<Uuid>, Failure> {
+    let text: Option<Text<'_>> =
+        serde_json::from_str(raw.get()).map_err(|_| no_uuid(index, raw.get()))?;
+    filled(&text).map(|text| Uuid::parse(text).ok_or_else(|| no_uuid(index, text))).transpose()
 }
 
 fn no_uuid(index: usize, text: &str) -> Failure {

@@ -275,7 +275,7 @@ async fn an_error_does_not_repeat_a_long_input() {
 async fn unknown_routes_and_methods() {
     let server = server().await;
     for path in [
-        "/api/v1/kv",
+        "/api/v1/ephemeral",
         "/api/v1/nope",
         "/api/v2/push",
         "/streams/v1/x",

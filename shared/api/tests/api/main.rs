@@ -5,6 +5,7 @@
 mod administer;
 mod bad_input;
 mod consume;
+mod keys;
 mod operate;
 mod produce;
 mod reads;

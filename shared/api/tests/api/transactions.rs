@@ -92,7 +92,9 @@ async fn what_is_no_transaction_is_a_400() {
         (json!({"operations": [{"type": "push", "items": [{"queue": "q"}]}]}), "payload"),
         (json!({"operations": [{"type": "ack", "partitionId": "x"}]}), "transactionId"),
         (json!({"operations": [{"type": "ack", "transactionId": "x"}]}), "partitionId"),
-        (json!({"operations": [], "kv": [{"op": "put"}]}), "kv"),
+        (json!({"operations": [], "kv": [{"op": "put"}]}), "`ns` is missing"),
+        (json!({"operations": [], "kv": {"op": "put"}}), "kv"),
+        (json!({"operations": [], "positions": [1]}), "positions"),
         (json!({"operations": [], "timers": {"a": 1}}), "timers"),
     ] {
         let error = server.post(PATH, bad.clone()).await.error(400);

@@ -11,6 +11,8 @@ mod administer;
 mod bad_input;
 #[path = "../api/consume.rs"]
 mod consume;
+#[path = "../api/keys.rs"]
+mod keys;
 #[path = "../api/operate.rs"]
 mod operate;
 #[path = "../api/produce.rs"]

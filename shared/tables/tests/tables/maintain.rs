@@ -139,7 +139,7 @@ async fn retention_and_collection_have_their_turns() {
             match work {
                 Work::Retain { stream, .. } => retained.push(stream),
                 Work::Collect { stream, .. } => collected.push(stream),
-                Work::Seal { .. } | Work::Traces => {}
+                Work::Seal { .. } | Work::Traces | Work::Keys => {}
                 other => panic!("{other}"),
             }
         }
