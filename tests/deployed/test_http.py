@@ -103,3 +103,37 @@ async def test_functions_that_cannot_start_say_why(world):
     async with world(environment={"TIDEWHEEL_BUCKET": ""}) as w:
         assert (await w.client.get("/health")).status_code == 500
         assert "TIDEWHEEL_BUCKET is not set" in w.http.said()
+
+
+async def test_many_functions_push_to_one_partition_at_once(world, name):
+    processes, pushes = 8, 12
+    async with world() as w:
+
+        async def writer(number):
+            offsets = []
+            for n in range(pushes):
+                response = await w.push(name, [number, n], ids=[f"{number}-{n}"])
+                assert done(response), response.text
+                offsets.append(response.json()[0]["offset"])
+            return offsets
+
+        offsets = await asyncio.gather(*(writer(number) for number in range(processes)))
+        assert len(w.http.environments) == processes, "each writer has a process of its own"
+        assert sorted(sum(offsets, [])) == list(range(processes * pushes))
+        for number, mine in enumerate(offsets):
+            assert mine == sorted(mine)
+            rows = dict(await w.log(name))
+            assert [rows[offset] for offset in mine] == [[number, n] for n in range(pushes)]
+
+
+async def test_a_client_that_is_not_let_in_for_now_is_told_so(world, name):
+    async with world() as w:
+        w.http.concurrency = 1
+        await w.push(name, 0)
+        await w.ack(await w.pop(name))
+        waiting = asyncio.ensure_future(w.pop(name, wait="true", timeout=3000))
+        while not any(e.current for e in w.http.environments):
+            await asyncio.sleep(0)
+        assert (await w.push(name, 1)).status_code == 429
+        assert await waiting == []
+        assert (await w.push(name, 1)).status_code == 201
