@@ -64,6 +64,8 @@ pub struct Environment {
     pub poll_every: Duration,
     /// True if S3 is somewhere else than in the cloud, where a bucket is a part of the path and not of the host.
     pub path_style: bool,
+    /// Where S3 is, if it is somewhere else than in the cloud.
+    pub s3_endpoint: Option<String>,
 }
 
 /// Why the environment is not usable.
@@ -131,6 +133,8 @@ impl Environment {
                 }
             },
         };
+        // What names one service wins over what names them all, as in the SDK.
+        let s3_endpoint = optional(S3_ENDPOINT).or_else(|| optional(ENDPOINT));
         Ok(Self {
             table: needed(TABLE)?,
             bucket: needed(BUCKET)?,
@@ -140,7 +144,8 @@ impl Environment {
             queue: optional(QUEUE),
             subscription_mode,
             poll_every,
-            path_style: optional(ENDPOINT).or_else(|| optional(S3_ENDPOINT)).is_some(),
+            path_style: s3_endpoint.is_some(),
+            s3_endpoint,
         })
     }
 
@@ -197,6 +202,7 @@ mod tests {
             (QUEUE, "https://queue"),
             (SUBSCRIPTION_MODE, "all"),
             (POLL_EVERY, "0.25"),
+            (ENDPOINT, "http://127.0.0.1:2"),
             (S3_ENDPOINT, "http://127.0.0.1:1"),
         ];
         let environment = read(&[&NEEDED[..], &options].concat()).unwrap();
@@ -207,6 +213,7 @@ mod tests {
         assert_eq!(environment.settings().default_subscription, SubscriptionMode::All);
         assert_eq!(environment.settings().poll_every, Duration::from_millis(250));
         assert!(environment.path_style);
+        assert_eq!(environment.s3_endpoint.as_deref(), Some("http://127.0.0.1:1"));
     }
 
     #[test]

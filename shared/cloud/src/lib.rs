@@ -3,12 +3,22 @@
 //! [`Environment`] is what a process is told, [`open`] makes the store of it. The other services are features of this
 //! crate, so that a function links only those that it calls.
 
+mod check;
 pub mod environment;
 #[cfg(feature = "keys")]
 pub mod keys;
+#[cfg(feature = "objects")]
+mod objects;
 mod open;
+#[cfg(feature = "queues")]
+mod queue;
 
+#[cfg(feature = "objects")]
+pub use crate::objects::{ObjectsError, objects, objects_uri};
+#[cfg(feature = "queues")]
+pub use crate::queue::{Queue, SendError};
 pub use crate::{
+    check::{Unusable, check},
     environment::{Environment, EnvironmentError},
     open::{OpenError, Opened, open},
 };

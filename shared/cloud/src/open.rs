@@ -58,7 +58,7 @@ pub async fn open(environment: &Environment) -> Result<Opened, OpenError> {
         .retry_config(RetryConfig::standard().with_max_attempts(ATTEMPTS))
         .load()
         .await;
-    if sdk.region().is_none() {
+    if sdk.region().is_none_or(|region| region.as_ref().is_empty()) {
         return Err(OpenError::NoRegion);
     }
     let object_timeouts = TimeoutConfig::builder()

@@ -163,6 +163,13 @@ impl Engine {
         Ok(Some(head.extent()))
     }
 
+    /// Partitions that somebody [watches](Engine::watch) in this process.
+    pub fn watched_partitions(&self) -> Vec<PartitionId> {
+        let watchers = self.inner.watchers.lock();
+        let watched = watchers.iter().filter(|(_, sender)| sender.receiver_count() > 0);
+        watched.map(|(id, _)| *id).collect()
+    }
+
     /// True if anybody watches a partition in this process.
     pub fn is_watched(&self, partition: &PartitionId) -> bool {
         self.inner.watched(partition)

@@ -59,7 +59,7 @@ pub(crate) struct Inner {
     pub(crate) kv_namespaces: Cache<String, ()>,
     pub(crate) kv_swept_us: AtomicI64,
     pub(crate) timers: KnownDue,
-    watchers: Mutex<HashMap<PartitionId, watch::Sender<u64>>>,
+    pub(crate) watchers: Mutex<HashMap<PartitionId, watch::Sender<u64>>>,
     wakers: Mutex<HashMap<String, Arc<Notify>>>,
     pub(crate) counts: Counts,
 }
