@@ -1,4 +1,5 @@
-//! The whole stack in one process: API, sockets, scheduled sealing and maintenance, on one data folder and one port.
+//! The whole stack in one process: API, sockets, scheduled sealing and maintenance, on one port and on one data folder,
+//! or, for containers and as the relay, on the deployed store.
 //!
 //! [`Stack::start`] puts the parts together and [`Stack::stop`] takes them apart in order. Nothing is decided here
 //! about streams, tables or protocols: that is the library's. What is decided here is what a machine adds: a port,
@@ -13,6 +14,7 @@ mod key_file;
 mod landing;
 pub mod logging;
 pub mod options;
+mod place;
 mod rounds;
 mod schedule;
 mod signals;

@@ -1,4 +1,4 @@
-//! `tidewheel`: the whole of Tidewheel on one machine.
+//! `tidewheel`: the whole of Tidewheel in one process.
 
 use std::{io::Write, process::ExitCode};
 
@@ -58,8 +58,8 @@ fn announce(stack: &Stack) {
          tables in {}\n\
          try: curl -s {url}/api/v1/push -H 'content-type: application/json' \
          -d '{{\"items\":[{{\"queue\":\"hello\",\"payload\":{{\"n\":1}}}}]}}'",
-        stack.data().display(),
-        stack.tables_folder().display(),
+        stack.data(),
+        stack.tables_place(),
     )
     .and_then(|()| out.flush());
 }

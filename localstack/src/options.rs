@@ -52,13 +52,42 @@ pub struct Serve {
     #[arg(long, env = "TIDEWHEEL_ALLOW_ORIGIN", value_delimiter = ',', value_name = "ORIGIN")]
     pub allow_origin: Vec<String>,
 
-    /// Folder for everything that is stored; made if it is not there
+    /// Where everything is stored: in a folder of this machine, or in the deployed store
+    ///
+    /// The deployed store is a DynamoDB table and an S3 bucket, made from the template in infra/. Any number of servers
+    /// and functions use it at once; the region and the credentials are the SDK's own (AWS_REGION and so on).
+    #[arg(long, env = "TIDEWHEEL_STORE", default_value = "embedded", value_name = "STORE")]
+    pub store: StoreKind,
+
+    /// The deployed store's table
+    #[arg(long, env = "TIDEWHEEL_TABLE", value_name = "NAME")]
+    pub table: Option<String>,
+
+    /// The deployed store's bucket: large blobs, and the tables' files
+    #[arg(long, env = "TIDEWHEEL_BUCKET", value_name = "NAME")]
+    pub bucket: Option<String>,
+
+    /// Seconds between two looks of a pop that has waited for long, on the deployed store
+    ///
+    /// What is pushed through this server wakes it at once; this is for what others push.
+    #[arg(long, env = "TIDEWHEEL_POLL_EVERY", default_value = "1", value_name = "SECONDS", value_parser = some_seconds)]
+    pub poll_every: Duration,
+
+    /// Seconds between two looks at the partitions that sockets follow, on the deployed store; 0 never looks
+    ///
+    /// What is pushed through this server reaches them at once; this is for what others push. One small read for each
+    /// partition that is followed, however many follow it.
+    #[arg(long, env = "TIDEWHEEL_FOLLOW_EVERY", default_value = "0.5", value_name = "SECONDS", value_parser = seconds)]
+    pub follow_every: Duration,
+
+    /// Folder for everything that is stored on this machine; made if it is not there
     #[arg(long, env = "TIDEWHEEL_DATA", default_value = "data", value_name = "DIR")]
     pub data: PathBuf,
 
     /// File with the master keys of streams that are encrypted at rest, the present key first
     ///
-    /// Without this it is `encryption-keys` in the data folder, made when a stream is first encrypted.
+    /// Without this it is `encryption-keys` in the data folder, made when a stream is first encrypted. On the deployed
+    /// store it must be named, and TIDEWHEEL_KMS_KEY, a key that stays in the key service, goes before it.
     #[arg(long, env = "TIDEWHEEL_ENCRYPTION_KEY_FILE", value_name = "FILE")]
     pub encryption_key_file: Option<PathBuf>,
 
@@ -110,6 +139,11 @@ impl Default for Serve {
             listen: "127.0.0.1:0".to_owned(),
             insecure_listen: false,
             allow_origin: Vec::new(),
+            store: StoreKind::Embedded,
+            table: None,
+            bucket: None,
+            poll_every: Duration::from_secs(1),
+            follow_every: Duration::from_millis(500),
             data: PathBuf::from("data"),
             encryption_key_file: None,
             publish_encrypted: false,
@@ -144,6 +178,15 @@ impl From<Subscription> for SubscriptionMode {
     }
 }
 
+/// Where everything is stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum StoreKind {
+    /// In the data folder
+    Embedded,
+    /// In a DynamoDB table and an S3 bucket
+    Dynamodb,
+}
+
 /// How log lines look.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum LogFormat {
@@ -161,6 +204,13 @@ fn seconds(text: &str) -> Result<Duration, String> {
         Ok(s) if (0.0..=SECONDS_MAX).contains(&s) => Ok(Duration::from_secs_f64(s)),
         _ => Err(format!("must be a number of seconds from 0 to {SECONDS_MAX}")),
     }
+}
+
+fn some_seconds(text: &str) -> Result<Duration, String> {
+    seconds(text).and_then(|time| match time {
+        Duration::ZERO => Err("must be above 0".to_owned()),
+        time => Ok(time),
+    })
 }
 
 #[cfg(test)]
@@ -187,7 +237,8 @@ mod tests {
     fn times_are_seconds_within_reason() {
         assert_eq!(seconds("0.25"), Ok(Duration::from_millis(250)));
         for bad in ["", "-1", "nan", "inf", "1e9", "10s"] {
-            assert!(seconds(bad).is_err(), "{bad}");
+            assert!(seconds(bad).is_err() && some_seconds(bad).is_err(), "{bad}");
         }
+        assert!(seconds("0").is_ok() && some_seconds("0").is_err());
     }
 }

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use futures_util::StreamExt;
 use tidewheel_engine::Engine;
 use tidewheel_tables::{
     Tables,
@@ -32,12 +33,31 @@ pub(crate) async fn seal(tables: Tables) -> Result<(), tidewheel_tables::Error> 
     }
 }
 
+/// Does what streams and tables need beside sealing. Of a store that others share, what is due in this minute.
+pub(crate) async fn maintain(maintenance: Maintenance, shared: bool) -> Result<(), Error> {
+    if shared { maintain_due(maintenance).await } else { maintain_all(maintenance).await }
+}
+
+/// Looks how far the partitions reach that somebody follows here, for what was pushed elsewhere.
+pub(crate) async fn follow(engine: Engine) -> Result<(), tidewheel_engine::Error> {
+    let looks = engine.watched_partitions().into_iter().map(|id| {
+        let engine = engine.clone();
+        async move { engine.refresh_tail(&id).await.map(drop) }
+    });
+    let looks = futures_util::stream::iter(looks).buffer_unordered(FOLLOWED_AT_ONCE);
+    let failed: Vec<_> = looks.filter_map(async |look| look.err()).collect().await;
+    failed.into_iter().next().map_or(Ok(()), Err)
+}
+
+/// Partitions that are looked at at the same time.
+const FOLLOWED_AT_ONCE: usize = 32;
+
 /// Applies retention to all streams, and deletes old traces and the rest of deleted streams. A stream that fails does
 /// not stop the others.
 ///
 /// Nothing is collected here: the store of one machine writes blobs and heads together, so it has none that no head
 /// names.
-pub(crate) async fn maintain(maintenance: Maintenance) -> Result<(), Error> {
+async fn maintain_all(maintenance: Maintenance) -> Result<(), Error> {
     let engine = maintenance.engine().clone();
     let mut failed = None;
     for id in engine.deleted_streams().await? {
@@ -60,7 +80,7 @@ pub(crate) async fn maintain(maintenance: Maintenance) -> Result<(), Error> {
 
 /// Does what is due in this minute but sealing: retention, collection, sweeps. On a store that others share everybody
 /// finds the same, and doing it twice is doing it once; so each stream has its turn, and not all of them in each round.
-pub(crate) async fn maintain_shared(maintenance: Maintenance) -> Result<(), Error> {
+async fn maintain_due(maintenance: Maintenance) -> Result<(), Error> {
     let round = Maintenance::round(maintenance.engine().env().now_us());
     let mut failed = None;
     let mut after: Option<String> = None;
@@ -80,6 +100,9 @@ pub(crate) async fn maintain_shared(maintenance: Maintenance) -> Result<(), Erro
 
 /// How late a timer of this stack may be, besides what firing it takes.
 pub(crate) const TIMERS_EVERY: Duration = Duration::from_millis(100);
+
+/// The same where others fire timers as well, and where a look is paid for.
+pub(crate) const SHARED_TIMERS_EVERY: Duration = Duration::from_secs(1);
 
 /// Fires the timers that are due.
 pub(crate) async fn fire(engine: Engine) -> Result<(), tidewheel_engine::Error> {
@@ -113,7 +136,6 @@ async fn run(maintenance: &Maintenance, work: Work, failed: &mut Option<Error>) 
 mod tests {
     use std::sync::Arc;
 
-    use futures_util::StreamExt;
     use object_store::{ObjectStore, memory::InMemory, path::Path};
     use tidewheel_engine::{Configure, MasterKeys, PartitionId, PushItem, SecretKey, Settings};
     use tidewheel_store::{Env, Memory};
@@ -146,7 +168,7 @@ mod tests {
         assert!(listed.is_empty(), "{listed:?}");
 
         env.sleep(std::time::Duration::from_secs(120)).await;
-        maintain(Maintenance::new(&engine, &closed)).await.unwrap();
+        maintain_all(Maintenance::new(&engine, &closed)).await.unwrap();
         let partition = PartitionId::of(&id, tidewheel_engine::DEFAULT_PARTITION);
         assert_eq!(engine.extent(&partition).await.unwrap().unwrap().floor, 1);
 
@@ -174,10 +196,10 @@ mod tests {
         let floor = async || engine.extent(&partition).await.unwrap().unwrap().floor;
 
         env.sleep(std::time::Duration::from_secs(120)).await;
-        maintain(Maintenance::new(&engine, &tables)).await.unwrap();
+        maintain_all(Maintenance::new(&engine, &tables)).await.unwrap();
         assert_eq!(floor().await, 0, "the table has nothing yet");
         seal(tables.clone()).await.unwrap();
-        maintain(Maintenance::new(&engine, &tables)).await.unwrap();
+        maintain_all(Maintenance::new(&engine, &tables)).await.unwrap();
         assert_eq!(floor().await, 2);
     }
 }

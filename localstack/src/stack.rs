@@ -1,13 +1,6 @@
 //! The stack: its parts put together, started, and taken apart in order.
 
-use std::{
-    convert::Infallible,
-    io,
-    net::SocketAddr,
-    path::{Path, PathBuf},
-    sync::Arc,
-    time::Duration,
-};
+use std::{convert::Infallible, io, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
 use axum::{
     Json, Router,
@@ -18,12 +11,11 @@ use axum::{
     routing::get,
     serve::ListenerExt,
 };
-use object_store::local::LocalFileSystem;
 use serde_json::json;
 use tidewheel_api::Api;
-use tidewheel_engine::{Engine, KeyProvider};
+use tidewheel_engine::Engine;
 use tidewheel_gateway::Gateway;
-use tidewheel_store::{Embedded, Env, Store, embedded};
+use tidewheel_store::{Env, embedded};
 use tidewheel_tables::{Tables, maintain::Maintenance};
 use tokio::{
     net::{TcpListener, lookup_host},
@@ -33,11 +25,10 @@ use tokio::{
 };
 
 use crate::{
-    data::Data,
     guard::Guard,
-    key_file::KeyFile,
     landing::landing,
     options::Serve,
+    place::Place,
     rounds, schedule,
     socket::{Sockets, is_upgrade},
 };
@@ -75,6 +66,18 @@ pub enum StartError {
         /// Why.
         why: String,
     },
+    /// The options name no table or no bucket, or the environment says something that cannot be.
+    #[error("{0}: --store dynamodb needs --table and --bucket, or their variables")]
+    Environment(tidewheel_cloud::EnvironmentError),
+    /// The deployed store cannot be opened.
+    #[error(transparent)]
+    Open(#[from] tidewheel_cloud::OpenError),
+    /// The deployed store is not there, or not for us.
+    #[error(transparent)]
+    Unusable(#[from] tidewheel_cloud::Unusable),
+    /// The bucket cannot be used for tables.
+    #[error(transparent)]
+    Objects(#[from] tidewheel_cloud::ObjectsError),
     /// The address is one that other machines can reach.
     #[error(
         "{0} can be reached by other machines, and nobody is asked who they are: listen on 127.0.0.1, \
@@ -96,7 +99,7 @@ impl StartError {
     pub fn exit_status(&self) -> u8 {
         match self {
             StartError::InUse { .. } | StartError::Store(embedded::OpenError::InUse { .. }) => 3,
-            StartError::Exposed(_) => 2,
+            StartError::Exposed(_) | StartError::Environment(_) | StartError::Open(_) => 2,
             _ => 1,
         }
     }
@@ -114,24 +117,9 @@ pub struct Stack {
     tasks: Vec<JoinHandle<()>>,
     sockets_gone: mpsc::Receiver<Infallible>,
     drain: Duration,
-    data: Data,
-}
-
-/// How long a start waits for an earlier stack of this process to let go of the store.
-const LET_GO: Duration = Duration::from_secs(5);
-
-/// Opens the store of a folder whose lock is ours. Whoever still has the store open can only be an earlier stack of this
-/// process, whose last task is about to end.
-async fn open_store(folder: &Path) -> Result<Embedded, embedded::OpenError> {
-    let deadline = Instant::now() + LET_GO;
-    loop {
-        match Embedded::open(folder, embedded::Options::default()) {
-            Err(embedded::OpenError::InUse { .. }) if Instant::now() < deadline => {
-                tokio::time::sleep(Duration::from_millis(5)).await;
-            }
-            opened => return opened,
-        }
-    }
+    /// False if others publish the tables.
+    seals: bool,
+    place: Place,
 }
 
 impl Stack {
@@ -143,17 +131,10 @@ impl Stack {
         let listener = listen(&options.listen, options.insecure_listen).await?;
         let listen_error = |source| StartError::Listen { address: options.listen.clone(), source };
         let address = listener.local_addr().map_err(listen_error)?;
-        let data = Data::open(&options.data)?;
-        let store: Arc<dyn Store> = Arc::new(open_store(&data.store).await?);
-
-        let keys = KeyFile::open(&data.folder, options.encryption_key_file.as_deref())?;
-        let settings = tidewheel_engine::Settings {
-            default_subscription: options.default_subscription_mode.into(),
-            keys: Some(Arc::clone(&keys) as Arc<dyn KeyProvider>),
-            ..Default::default()
-        };
-        let engine = Engine::new(store, Env::system(), settings);
-        keys.check(&engine).await?;
+        let place = Place::open(options).await?;
+        let env = Env::system();
+        let engine = Engine::new(Arc::clone(&place.store), env, place.settings.clone());
+        place.check_keys(&engine).await?;
         let settings = tidewheel_gateway::Settings {
             max_replay: options.max_replay,
             max_backlog: options.max_backlog,
@@ -178,31 +159,35 @@ impl Stack {
             .layer(middleware::from_fn_with_state(front, front_door));
         let server = tokio::spawn(serve(listener, router, closed.clone()));
 
-        let objects = LocalFileSystem::new_with_prefix(&data.folder)
-            .map_err(|e| StartError::Data { folder: data.folder.clone(), source: e.into() })?
-            .with_fsync(true);
-        let uri = format!("file://{}", data.folder.display());
         let settings = tidewheel_tables::Settings {
             publish_encrypted: options.publish_encrypted,
             ..Default::default()
         };
         let root = object_store::path::Path::default();
-        let tables = Tables::new(&engine, Arc::new(objects), root, &uri, settings);
+        let tables = Tables::new(&engine, Arc::clone(&place.objects), root, &place.uri, settings);
 
         let sealed = tables.clone();
         let seal = schedule::every("seal", options.seal_every, closed.clone(), move || {
             rounds::seal(sealed.clone())
         });
-        let maintenance = Maintenance::new(&engine, &tables);
+        let (maintenance, shared) = (Maintenance::new(&engine, &tables), place.shared);
         let maintain =
             schedule::every("maintain", options.maintain_every, closed.clone(), move || {
-                rounds::maintain(maintenance.clone())
+                rounds::maintain(maintenance.clone(), shared)
             });
         let timed = engine.clone();
-        let timers = schedule::every("timers", rounds::TIMERS_EVERY, closed, move || {
+        let timers_every =
+            if shared { rounds::SHARED_TIMERS_EVERY } else { rounds::TIMERS_EVERY };
+        let timers = schedule::every("timers", timers_every, closed.clone(), move || {
             rounds::fire(timed.clone())
         });
-        let tasks = vec![seal, maintain, timers];
+        let mut tasks = vec![seal, maintain, timers];
+        if place.shared {
+            let followed = engine.clone();
+            tasks.push(schedule::every("follow", options.follow_every, closed, move || {
+                rounds::follow(followed.clone())
+            }));
+        }
         Ok(Self {
             address,
             engine,
@@ -214,7 +199,8 @@ impl Stack {
             tasks,
             sockets_gone,
             drain: options.drain_seconds,
-            data,
+            seals: !(place.shared && options.seal_every.is_zero()),
+            place,
         })
     }
 
@@ -223,14 +209,14 @@ impl Stack {
         self.address
     }
 
-    /// The folder with everything in it.
-    pub fn data(&self) -> &Path {
-        &self.data.folder
+    /// Where the data is: the folder, or the deployed store's names.
+    pub fn data(&self) -> &str {
+        &self.place.data
     }
 
-    /// The folder with the published tables.
-    pub fn tables_folder(&self) -> &Path {
-        &self.data.tables
+    /// Where the published tables are: a folder, or a part of the bucket.
+    pub fn tables_place(&self) -> &str {
+        &self.place.tables
     }
 
     /// The tables that are published.
@@ -261,7 +247,7 @@ impl Stack {
     /// Ends as a signal to stop would have it: no new connections, waiting pops answer at once, requests in flight
     /// finish, sockets close with 1001, and what is new is sealed. What is not done after the drain time is cut.
     pub async fn stop(self) {
-        let Self { engine, gateway, api, tables, drain, data, .. } = self;
+        let Self { engine, gateway, api, tables, drain, seals, place, .. } = self;
         let Self { closing, server, tasks, mut sockets_gone, .. } = self;
         let deadline = Instant::now() + drain;
         tracing::info!(requests = api.in_flight(), "stopping");
@@ -289,12 +275,13 @@ impl Stack {
             }
         }
         // Cut or failed, it goes on at the next start from what is committed.
-        if timeout_at(deadline, schedule::run("seal", rounds::seal(tables))).await.is_err() {
+        let last_seal = async { !seals || schedule::run("seal", rounds::seal(tables)).await };
+        if timeout_at(deadline, last_seal).await.is_err() {
             tracing::warn!("the last seal was cut at the deadline");
         }
         // The store first, then the lock on the folder.
         drop((api, gateway, engine));
-        drop(data);
+        drop(place);
         tracing::info!("stopped");
     }
 }

@@ -28,7 +28,8 @@ async fn stopping_closes_sockets_with_1001_and_answers_pops_that_wait() {
         stack.drain();
     });
     assert_eq!(waiting.0, 204);
-    let before = std::fs::metadata(stack.tables_folder().join("s/metadata/version-hint.text"));
+    let before =
+        std::fs::metadata(format!("{}/s/metadata/version-hint.text", stack.tables_place()));
     assert!(before.is_err(), "nothing was sealed before");
     let stopping = tokio::spawn(stack.stop());
     for offset in 1..=3 {
