@@ -10,7 +10,6 @@ use std::{
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use object_store::path::Path;
 use tidewheel_store::{
     BlobName, Commit, CommitError, Committed, Consistency, Env, Item, Key, Memory, Page, Query,
     ReadError, Store,
@@ -29,7 +28,10 @@ fn settings() -> Settings {
 
 /// A stream whose table has `commits` snapshots, and then as much again to seal.
 async fn prepared(commits: u64) -> World {
-    let world = World::new();
+    prepare(World::new(), commits).await
+}
+
+pub(crate) async fn prepare(world: World, commits: u64) -> World {
     let tables = world.tables();
     for n in 0..commits {
         for p in ["a", "b"] {
@@ -64,9 +66,13 @@ async fn check(world: &World, what: &str) {
 }
 
 async fn enumerate(commits: u64, fault: Fault) -> i64 {
-    let start = prepared(commits).await;
+    enumerate_from(&prepared(commits).await, commits, fault).await
+}
+
+/// Strikes at each call of a seal in turn; answers how many there are.
+pub(crate) async fn enumerate_from(start: &World, commits: u64, fault: Fault) -> i64 {
     for k in 0.. {
-        let world = start.fork();
+        let world = start.fork().await;
         let hint = world.hint("s").await;
         let fuse = Fuse::at(k, fault);
         let outcome = world.process_with(&fuse, settings()).seal("s").await;
@@ -181,7 +187,7 @@ fn tables_on(world: &World, store: impl Store) -> Tables {
         Arc::new(store),
         Env::simulated(99, START_US, 0),
         world.objects.clone(),
-        Path::from("root"),
+        world.root.clone(),
         "mem://root",
         Settings::default(),
     )

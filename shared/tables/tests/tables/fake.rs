@@ -12,10 +12,11 @@ use std::{
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use futures_util::stream::BoxStream;
+use futures_util::{TryStreamExt, stream::BoxStream};
 use object_store::{
     CopyOptions, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, ObjectStore,
-    PutMultipartOptions, PutOptions, PutPayload, PutResult, memory::InMemory, path::Path,
+    ObjectStoreExt, PutMultipartOptions, PutOptions, PutPayload, PutResult, memory::InMemory,
+    path::Path,
 };
 use parking_lot::Mutex;
 use tidewheel_engine::{Extent, PartitionId, PartitionInfo, Read, Record, Uuid, message_id};
@@ -318,7 +319,7 @@ impl Store for FusedStore {
 /// An object store behind a fuse.
 #[derive(Clone)]
 pub(crate) struct FusedObjects {
-    objects: Arc<InMemory>,
+    objects: Arc<dyn ObjectStore>,
     fuse: Fuse,
 }
 
@@ -400,31 +401,53 @@ impl ObjectStore for FusedObjects {
     }
 }
 
+/// A place that no other world of this or any other run has.
+fn fresh_root() -> Path {
+    Path::from(format!("root-{}", Env::system().token()))
+}
+
 /// What outlives a process: the streams, the store and the files.
 #[derive(Clone)]
 pub(crate) struct World {
     pub(crate) streams: Streams,
     pub(crate) store: Memory,
-    pub(crate) objects: Arc<InMemory>,
+    pub(crate) objects: Arc<dyn ObjectStore>,
+    /// Where in `objects` this world's files are. Metadata names another place, the same in every world.
+    pub(crate) root: Path,
     seed: Arc<AtomicI64>,
 }
 
 impl World {
+    /// A world whose files are in memory.
     pub(crate) fn new() -> Self {
+        Self::with_objects(Arc::new(InMemory::new()))
+    }
+
+    /// A world whose files are in this object store, where they meet no other world's.
+    pub(crate) fn with_objects(objects: Arc<dyn ObjectStore>) -> Self {
         Self {
             streams: Streams::default(),
             store: Memory::new(),
-            objects: Arc::new(InMemory::new()),
+            objects,
+            root: fresh_root(),
             seed: Arc::new(AtomicI64::new(1)),
         }
     }
 
     /// A world of its own that begins as this one is now.
-    pub(crate) fn fork(&self) -> Self {
+    pub(crate) async fn fork(&self) -> Self {
+        let root = fresh_root();
+        let files: Vec<_> = self.objects.list(Some(&self.root)).try_collect().await.unwrap();
+        for file in files {
+            let rest = file.location.prefix_match(&self.root).unwrap();
+            let to: Path = root.parts().chain(rest).collect();
+            self.objects.copy(&file.location, &to).await.unwrap();
+        }
         Self {
             streams: Streams(Arc::new(Mutex::new(self.streams.0.lock().clone()))),
             store: self.store.fork(),
-            objects: Arc::new(self.objects.fork()),
+            objects: self.objects.clone(),
+            root,
             seed: Arc::new(AtomicI64::new(self.seed.load(Ordering::SeqCst))),
         }
     }
@@ -441,7 +464,7 @@ impl World {
             Arc::new(FusedStore { store: self.store.clone(), fuse: fuse.clone() }),
             Env::simulated(seed, START_US, 0),
             Arc::new(FusedObjects { objects: self.objects.clone(), fuse: fuse.clone() }),
-            Path::from("root"),
+            self.root.clone(),
             "mem://root",
             settings,
         )
@@ -454,8 +477,9 @@ impl World {
 
     /// The hint of a table.
     pub(crate) async fn hint(&self, directory: &str) -> Option<String> {
-        let path = Path::from(format!("root/tables/{directory}/metadata/version-hint.text"));
-        let found = object_store::ObjectStoreExt::get(&*self.objects, &path).await.ok()?;
+        let root = &self.root;
+        let path = Path::from(format!("{root}/tables/{directory}/metadata/version-hint.text"));
+        let found = self.objects.get(&path).await.ok()?;
         Some(String::from_utf8(found.bytes().await.unwrap().to_vec()).unwrap())
     }
 }

@@ -1,5 +1,6 @@
-//! Behaviour of tables, on a source of records that is a list in memory and on files in memory.
+//! Behaviour of tables, on a source of records that is a list in memory, and on files in memory or in a bucket.
 
+mod bucket;
 mod crash;
 mod engine;
 mod fake;
