@@ -25,12 +25,16 @@ class StackFailed(Exception):
 
 
 class Stack:
-    """One `tidewheel serve` on one data folder. The port is picked once and kept across restarts."""
+    """One `tidewheel serve` on one data folder. The port is picked once and kept across restarts.
 
-    def __init__(self, binary, data, *, seal_every=1, environment=None):
+    With `store` (see shared_store.py) it serves the deployed store, and the folder's name is only that of its log.
+    """
+
+    def __init__(self, binary, data, *, seal_every=1, environment=None, store=None):
         self.binary = str(binary)
         self.data = Path(data)
         self.seal_every = seal_every
+        self.store = store
         self.environment = environment or {}
         self.port = 0
         self.url = None
@@ -45,9 +49,12 @@ class Stack:
     def start(self):
         """Returns once the server listens; raises StackFailed when it does not."""
         self.data.parent.mkdir(parents=True, exist_ok=True)
-        command = [self.binary, "serve", "--listen", f"127.0.0.1:{self.port}", "--data", str(self.data)]
+        command = [self.binary, "serve", "--listen", f"127.0.0.1:{self.port}"]
+        if self.store is None:
+            command += ["--data", str(self.data)]
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("TIDEWHEEL_")}
-        environment = {**inherited, "TIDEWHEEL_SEAL_EVERY": str(self.seal_every), **self.environment}
+        store = self.store.environment if self.store else {}
+        environment = {**inherited, "TIDEWHEEL_SEAL_EVERY": str(self.seal_every), **store, **self.environment}
         with open(self.log, "a") as log:
             self.process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, text=True, env=environment

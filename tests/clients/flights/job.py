@@ -1,15 +1,19 @@
 """Runs the main job from end to end and prints what it checked; the exit status is 0 only when all of it holds.
 
     python -m flights.job --binary target/debug/tidewheel --data /tmp/new-folder [--rows 6000] [--no-kill]
+    python -m flights.job --binary target/debug/tidewheel --store dynamodb [--rows 6000]
     python -m flights.job --url http://127.0.0.1:6632 [--data FOLDER-OF-THAT-SERVER]
 
 The producers stop half way until the two workers have folded that half; then one worker is told to die by SIGKILL in
 the middle of the next batch it holds, and the producers go on. With --binary the job starts the server itself, kills
-it once with SIGKILL while the second half is pushed, and starts it again on the same folder. With --url the server is
+it once with SIGKILL while the second half is pushed, and starts it again on the same folder. With --store dynamodb that
+server has no folder: the store is emulators of DynamoDB and S3, which are started for the job, with the template's table
+and bucket in them, and the tables are read at s3://. With --url the server is
 somebody else's: it is not killed, and its tables are read only if --data names its folder.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import signal
@@ -23,6 +27,7 @@ from pathlib import Path
 
 import httpx
 
+from shared_store import deployed
 from stack import Stack
 
 from . import source, tables
@@ -193,7 +198,7 @@ class Job:
                 self.stack.kill()
                 self.progress.note(f"server killed with SIGKILL, {pushed} of {events} pushed")
                 self.stack.start()
-                self.progress.note("server started again on the same folder")
+                self.progress.note(f"server started again on the same {'store' if self.stack.store else 'folder'}")
 
         elapsed = time.monotonic() - begun
         for part in (*workers, drain):
@@ -276,11 +281,16 @@ class Job:
         self.checks.equal("stream: nothing of the source is left", answer.status_code, 204)
 
     def check_tables(self, by_origin, facts, wanted):
-        folder = tables.folder_of(self.options.data or self.stack.data, source.QUEUE)
+        store = self.stack.store if self.stack else None
+        if store:
+            folder = tables.bucket_of(store, source.QUEUE)
+        else:
+            folder = tables.folder_of(self.options.data or self.stack.data, source.QUEUE)
         rows = facts.num_rows + len(source.ORIGINS)
         self.progress.note(f"waiting for the table to hold {rows} rows")
-        self.checks.equal("table: all rows are published", tables.wait_for(folder, rows, SEAL_SECONDS), rows)
-        if not folder.exists():
+        found = tables.wait_for(folder, rows, SEAL_SECONDS)
+        self.checks.equal(f"table: all rows are published in {'the bucket' if store else 'the folder'}", found, rows)
+        if not found:
             return
         self.progress.note("reading the table with DuckDB and PyIceberg")
         duck = tables.with_duckdb(folder)
@@ -310,6 +320,12 @@ def main():
     server = arguments.add_mutually_exclusive_group(required=True)
     server.add_argument("--binary", help="start this tidewheel")
     server.add_argument("--url", help="use the server that listens here")
+    arguments.add_argument(
+        "--store",
+        choices=["embedded", "dynamodb"],
+        default="embedded",
+        help="with --binary: a data folder, or the deployed store on emulators",
+    )
     arguments.add_argument("--data", help="data folder; with --binary it must be new (default: a temporary one)")
     arguments.add_argument(
         "--rows", type=int, help=f"how many flights, spread over the origins (default: all {source.ALL_ROWS})"
@@ -331,13 +347,19 @@ def main():
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     with tempfile.TemporaryDirectory(prefix="tidewheel-flights-") as temporary:
         folder = Path(temporary)
+        if options.store != "embedded" and (options.url or options.data):
+            raise SystemExit("--store dynamodb goes with --binary, and without --data: its server has no folder")
         if options.url:
             checks = Job(options, options.url.rstrip("/"), None, folder).run()
         else:
             data = Path(options.data).resolve() if options.data else folder / "data"
             if data.exists() and any(data.iterdir()):
                 raise SystemExit(f"{data} is not empty: the job counts rows from nothing")
-            with Stack(options.binary, data, seal_every=options.seal_every) as stack:
+            place = deployed() if options.store == "dynamodb" else contextlib.nullcontext()
+            with (
+                place as store,
+                Stack(options.binary, data, seal_every=options.seal_every, store=store) as stack,
+            ):
                 checks = Job(options, stack.url, stack, folder).run()
     checks.print()
     return 0 if checks.passed else 1

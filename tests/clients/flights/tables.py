@@ -3,6 +3,7 @@
 import json
 import os
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import duckdb
@@ -17,30 +18,79 @@ PAUSE_SECONDS = 0.5
 COLUMNS = ["partition", "offset", "time", "id", "transaction_id", "key", "headers", "payload"]
 
 
-def duck():
+def duck(folder=None):
     """A connection that reads Iceberg without the network: the extensions come from Python packages."""
     connection = duckdb.connect()
     connection.sql("set autoinstall_known_extensions = false")
     connection.sql("set autoload_known_extensions = false")
     for package in (duckdb_extension_avro, duckdb_extension_httpfs, duckdb_extension_iceberg):
         name = package.__name__.removeprefix("duckdb_extension_")
-        folder = Path(os.path.dirname(package.__file__)) / "extensions" / f"v{duckdb.__version__}"
-        connection.sql(f"load '{folder / name}.duckdb_extension'")
+        extensions = Path(os.path.dirname(package.__file__)) / "extensions" / f"v{duckdb.__version__}"
+        connection.sql(f"load '{extensions / name}.duckdb_extension'")
+    if isinstance(folder, InBucket):
+        host = folder.endpoint.removeprefix("http://")
+        connection.sql(
+            f"create secret (type s3, key_id '{folder.key}', secret '{folder.secret}', region '{folder.region}', "
+            f"endpoint '{host}', url_style 'path', use_ssl false)"
+        )
     return connection
 
 
+@dataclass(frozen=True)
+class InBucket:
+    """A table in a bucket, and how to reach it. Its text is what readers take."""
+
+    bucket: str
+    stream: str
+    endpoint: str
+    key: str
+    secret: str
+    region: str
+
+    def __str__(self):
+        return f"s3://{self.bucket}/tables/{self.stream}"
+
+    @property
+    def properties(self):
+        """What PyIceberg wants to know."""
+        return {
+            "s3.endpoint": self.endpoint,
+            "s3.access-key-id": self.key,
+            "s3.secret-access-key": self.secret,
+            "s3.region": self.region,
+        }
+
+
 def folder_of(data, stream):
+    """A table in a server's data folder."""
     return Path(data) / "tables" / stream
+
+
+def bucket_of(store, stream):
+    """A table of the deployed store."""
+    sdk = store.environment
+    return InBucket(
+        bucket=store.bucket,
+        stream=stream,
+        endpoint=store.endpoints.s3,
+        key=sdk["AWS_ACCESS_KEY_ID"],
+        secret=sdk["AWS_SECRET_ACCESS_KEY"],
+        region=sdk["AWS_REGION"],
+    )
 
 
 def published(folder):
     """Rows in the table now; 0 before there is one."""
-    if not (folder / "metadata" / "version-hint.text").exists():
+    if isinstance(folder, Path) and not (folder / "metadata" / "version-hint.text").exists():
         return 0
     try:
-        return duck().sql(f"select count(*) from iceberg_scan('{folder}')").fetchone()[0]
+        return duck(folder).sql(f"select count(*) from iceberg_scan('{folder}')").fetchone()[0]
     except duckdb.IOException:  # between the creation of a table and its first snapshot
         return 0
+    except duckdb.Error as error:
+        if "no version-hint could be found" in str(error):  # before that, in a bucket
+            return 0
+        raise
 
 
 def wait_for(folder, rows, seconds):
@@ -55,7 +105,7 @@ def wait_for(folder, rows, seconds):
 
 def with_duckdb(folder):
     """What an analyst would ask, in SQL."""
-    connection = duck()
+    connection = duck(folder)
     connection.sql("set timezone = 'UTC'")
     connection.sql(f"""
         create view flights as
@@ -90,7 +140,7 @@ def with_duckdb(folder):
 
 def with_pyiceberg(folder):
     """Every row, through Arrow, in the order of the log: {origin: [payload]} and the number of rows."""
-    table = StaticTable.from_metadata(str(folder))
+    table = StaticTable.from_metadata(str(folder), folder.properties if isinstance(folder, InBucket) else {})
     arrow = table.scan(selected_fields=("partition", "offset", "transaction_id", "payload")).to_arrow()
     arrow = arrow.sort_by([("partition", "ascending"), ("offset", "ascending")])
     by_origin = {origin: [] for origin in source.ORIGINS}
