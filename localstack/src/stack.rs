@@ -176,8 +176,7 @@ impl Stack {
                 rounds::maintain(maintenance.clone(), shared)
             });
         let timed = engine.clone();
-        let timers_every =
-            if shared { rounds::SHARED_TIMERS_EVERY } else { rounds::TIMERS_EVERY };
+        let timers_every = if shared { rounds::SHARED_TIMERS_EVERY } else { rounds::TIMERS_EVERY };
         let timers = schedule::every("timers", timers_every, closed.clone(), move || {
             rounds::fire(timed.clone())
         });

@@ -10,7 +10,7 @@ use aws_lambda_events::event::sqs::SqsBatchResponse;
 use futures_util::{StreamExt, stream};
 use serde_json::Value;
 use tidewheel_cloud::SendError;
-use tidewheel_tables::maintain::{Maintenance, Outcome, Work};
+use tidewheel_tables::maintain::{Done, Maintenance, Outcome, Work};
 
 use crate::{
     event::{Event, Message},
@@ -146,11 +146,11 @@ impl Function {
             tracing::info!(%work, "goes on in another invocation");
             self.outbox.send(&[text(rest)]).await?;
         }
-        let done = &outcome.done;
-        if done.rows + done.expired + done.collected + done.swept + done.traces > 0 {
-            let (rows, files, expired) = (done.rows, done.files, done.expired);
-            let (collected, swept, traces) = (done.collected, done.swept, done.traces);
-            tracing::info!(%work, rows, files, expired, collected, swept, traces, "worked");
+        let Done { rows, files, expired, collected, swept, traces, keys, fired, .. } = outcome.done;
+        if rows + expired + collected + swept + traces + keys + fired > 0 {
+            tracing::info!(
+                %work, rows, files, expired, collected, swept, traces, keys, fired, "worked"
+            );
         }
         Ok(Handled::Done(outcome))
     }
