@@ -17,6 +17,7 @@ async def until_not_struck(world, harm, request, check):
     `request(round)` does it once and answers the response; a client whose request failed does the same again.
     """
     for at in range(1, MOST_CALLS):
+
         async def once(at=at):
             return await request(at)
 
@@ -92,7 +93,9 @@ async def test_a_transaction_that_dies_anywhere_is_all_or_nothing(world, name, h
                 ],
                 "requiredLeases": [message["leaseId"]],
             }
-            response, struck = await w.under(Fault(at, harm), lambda b=body: w.client.post("/api/v1/transaction", json=b))
+            response, struck = await w.under(
+                Fault(at, harm), lambda b=body: w.client.post("/api/v1/transaction", json=b)
+            )
             out = [data["n"] for _, data in await w.log(sink)]
             if done(response):
                 assert out == list(range(1, at + 1))
@@ -236,7 +239,9 @@ async def test_a_cycle_that_dies_anywhere_and_is_repeated_counts_once(world, nam
                 },
                 "release_lease": True,
             }
-            response, struck = await w.under(Fault(at, harm), lambda c=cycle: w.client.post("/streams/v1/cycle", json=c))
+            response, struck = await w.under(
+                Fault(at, harm), lambda c=cycle: w.client.post("/streams/v1/cycle", json=c)
+            )
             for _ in range(3):
                 if done(response) or "lease" in response.text:
                     break

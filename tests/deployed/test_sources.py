@@ -10,7 +10,13 @@ import table
 def created(bucket, key, etag):
     """The event of EventBridge for a new object."""
     detail = {"bucket": {"name": bucket}, "object": {"key": key, "etag": etag.strip('"')}}
-    return {"version": "0", "id": uuid.uuid4().hex, "source": "aws.s3", "detail-type": "Object Created", "detail": detail}
+    return {
+        "version": "0",
+        "id": uuid.uuid4().hex,
+        "source": "aws.s3",
+        "detail-type": "Object Created",
+        "detail": detail,
+    }
 
 
 @pytest.mark.parametrize(

@@ -104,9 +104,7 @@ def _sources(url):
     """What an account has before: sources whose events become rows, as the template's parameters name them."""
     s3, bucket = table.client("s3", url), "landing"
     s3.create_bucket(Bucket=bucket)
-    s3.put_bucket_notification_configuration(
-        Bucket=bucket, NotificationConfiguration={"EventBridgeConfiguration": {}}
-    )
+    s3.put_bucket_notification_configuration(Bucket=bucket, NotificationConfiguration={"EventBridgeConfiguration": {}})
     kinesis = table.client("kinesis", url)
     kinesis.create_stream(StreamName="clicks", ShardCount=1)
     return {
@@ -202,7 +200,12 @@ def test_what_is_pushed_through_the_gateway_is_popped_and_lies_in_the_templates_
         popped = http.get(f"/api/v1/pop/queue/{name}", params=query).json()["messages"]
         assert [m["data"]["n"] for m in popped] == [1, 2]
         acks = [
-            {"transactionId": m["transactionId"], "partitionId": m["partitionId"], "leaseId": m["leaseId"], "status": "completed"}
+            {
+                "transactionId": m["transactionId"],
+                "partitionId": m["partitionId"],
+                "leaseId": m["leaseId"],
+                "status": "completed",
+            }
             for m in popped
         ]
         done = http.post("/api/v1/ack/batch", json={"acknowledgments": acks, "consumerGroup": "g"})
@@ -252,7 +255,9 @@ async def test_a_socket_follows_what_is_pushed(deployed, name):
     with deployed.http() as http:
         push(http, name, {"n": 0})
     async with websockets.connect(signed_url(deployed.socket_url)) as socket:
-        await socket.send(json.dumps({"id": "1", "op": "subscribe", "stream": name, "partition": "p", "from": "earliest"}))
+        await socket.send(
+            json.dumps({"id": "1", "op": "subscribe", "stream": name, "partition": "p", "from": "earliest"})
+        )
         rows = asyncio.ensure_future(_rows(socket, 3))
         with deployed.http() as http:
             await asyncio.to_thread(push, http, name, {"n": 1})
@@ -276,7 +281,9 @@ async def test_the_change_stream_rings_when_the_doorbell_does_not(deployed, name
     with deployed.http() as http:
         push(http, name, {"n": 0})
     async with websockets.connect(signed_url(deployed.socket_url)) as socket:
-        await socket.send(json.dumps({"id": "1", "op": "subscribe", "stream": name, "partition": "p", "from": "earliest"}))
+        await socket.send(
+            json.dumps({"id": "1", "op": "subscribe", "stream": name, "partition": "p", "from": "earliest"})
+        )
         assert await asyncio.wait_for(_rows(socket, 1), PATIENCE) == [(0, {"n": 0})]
         silent = {**variables, "TIDEWHEEL_DOORBELL": ""}
         functions.update_function_configuration(FunctionName=function, Environment={"Variables": silent})

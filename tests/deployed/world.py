@@ -111,7 +111,12 @@ class World:
 
     async def ack(self, messages, group="g", status="completed"):
         acks = [
-            {"transactionId": m["transactionId"], "partitionId": m["partitionId"], "leaseId": m["leaseId"], "status": status}
+            {
+                "transactionId": m["transactionId"],
+                "partitionId": m["partitionId"],
+                "leaseId": m["leaseId"],
+                "status": status,
+            }
             for m in messages
         ]
         return await self.client.post("/api/v1/ack/batch", json={"acknowledgments": acks, "consumerGroup": group})
@@ -122,8 +127,6 @@ class World:
         response = await self.client.post("/api/v1/fetch", json={"entries": [entry]})
         entry = response.json()["entries"][0]
         return [(record["offset"], record["payload"]) for record in entry["records"]]
-
-
 
 
 def _at_work(function):

@@ -147,7 +147,13 @@ class SocketFront:
     async def __aenter__(self):
         # The size of a message is checked here and not by the library, which would answer with its own words.
         self._server = await serve(
-            self._handle, "127.0.0.1", 0, process_request=self._connect, max_size=None, compression=None, ping_interval=None
+            self._handle,
+            "127.0.0.1",
+            0,
+            process_request=self._connect,
+            max_size=None,
+            compression=None,
+            ping_interval=None,
         )
         port = self._server.sockets[0].getsockname()[1]
         self.url = f"ws://127.0.0.1:{port}/{self.stage}"

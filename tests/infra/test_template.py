@@ -131,17 +131,25 @@ def test_every_function_has_a_log_that_ends_and_alarms(plain):
     for name, made in t.resources(plain, "AWS::Lambda::Function").items():
         log = made["Properties"]["LoggingConfig"]["LogGroup"]["Ref"]
         assert logs[log]["Properties"]["RetentionInDays"] == {"Ref": "LogRetentionDays"}, name
-        watched = {a["MetricName"] for a in alarms if {"Name": "FunctionName", "Value": {"Ref": name}} in a["Dimensions"]}
+        watched = {
+            a["MetricName"] for a in alarms if {"Name": "FunctionName", "Value": {"Ref": name}} in a["Dimensions"]
+        }
         assert watched == {"Errors", "Throttles"}, name
 
 
 def test_every_queue_has_dead_letters_and_every_dead_letter_an_alarm(plain):
     queues = t.resources(plain, "AWS::SQS::Queue")
-    ends = {q["Properties"]["RedrivePolicy"]["deadLetterTargetArn"]["Fn::GetAtt"][0] for q in queues.values() if "RedrivePolicy" in q["Properties"]}
+    ends = {
+        q["Properties"]["RedrivePolicy"]["deadLetterTargetArn"]["Fn::GetAtt"][0]
+        for q in queues.values()
+        if "RedrivePolicy" in q["Properties"]
+    }
     ends.add("FailedInvocations")
     assert {name for name, q in queues.items() if "RedrivePolicy" not in q["Properties"]} == ends
     alarms = t.resources(plain, "AWS::CloudWatch::Alarm").values()
-    watched = {d["Value"]["Fn::GetAtt"][0] for a in alarms for d in a["Properties"]["Dimensions"] if d["Name"] == "QueueName"}
+    watched = {
+        d["Value"]["Fn::GetAtt"][0] for a in alarms for d in a["Properties"]["Dimensions"] if d["Name"] == "QueueName"
+    }
     assert watched == ends
 
 
