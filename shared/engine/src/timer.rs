@@ -46,6 +46,9 @@ const DUE_AT_ONCE: usize = 100;
 /// How long a process goes by what it knows of the next due timer: others may have scheduled one, µs.
 const KNOWN_US: i64 = 5_000_000;
 
+/// When what failed is tried again, µs.
+const RETRY_US: i64 = 1_000_000;
+
 /// One operation of a call.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TimerOp {
@@ -509,7 +512,8 @@ impl Engine {
 
     /// Fires the timers that are due, unless this process knows that there are none; answers how many it fired.
     ///
-    /// One that fails stays, and is tried again by the next call; the others are fired all the same.
+    /// One that fails stays, and is tried again by a call a second later; the others are fired all the same. While pushes
+    /// are paused nothing fires.
     ///
     /// # Errors
     /// The first failure.
@@ -520,6 +524,9 @@ impl Engine {
         if known && now_us < due.next_us.load(Relaxed) {
             return Ok(0);
         }
+        if self.known_switches().await?.push_paused {
+            return Ok(0);
+        }
         // Who schedules from now on lowers it again.
         due.next_us.store(i64::MAX, Relaxed);
         let mut fired = 0;
@@ -528,7 +535,7 @@ impl Engine {
             match self.fire_shard(shard, now_us).await {
                 Ok(n) => fired += n,
                 Err(e) => {
-                    due.next_us.fetch_min(now_us, Relaxed);
+                    due.next_us.fetch_min(now_us.saturating_add(RETRY_US), Relaxed);
                     failed.get_or_insert(e);
                 }
             }

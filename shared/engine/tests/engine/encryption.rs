@@ -279,3 +279,36 @@ async fn an_envelope_does_not_pass_for_another_partitions() {
     }
     assert_eq!(opened, 1);
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_timer_of_an_encrypted_stream_waits_in_an_envelope_and_fires_in_the_clear() {
+    let f = fixture();
+    f.configure("s", serde_json::json!({"encryptionEnabled": true})).await;
+    let op = TimerOp {
+        stream: "s".into(),
+        key: "k".into(),
+        action: TimerAction::Schedule {
+            delay_ms: 10,
+            partition: "p".into(),
+            transaction_id: "t".into(),
+            payload: secret(1).into(),
+        },
+    };
+    f.engine.timers(vec![op.clone()]).await.unwrap();
+    assert!(!stored_in_the_clear(&f).await);
+    assert!(f.engine.timer("s", "k").await.unwrap().unwrap().sealed);
+    f.pass(0.1).await;
+    // Without the key it stays; nothing is lost and nothing is served in the clear.
+    let other = engine(&f.store, &f.env, keys(2));
+    assert!(other.fire_timers().await.is_err());
+    assert_eq!(f.restart_with(keys(1)).fire_timers().await.unwrap(), 1);
+    assert!(!stored_in_the_clear(&f).await);
+    assert_eq!(f.payloads("s", "p").await, [secret(1)]);
+    assert!(matches!(f.restart().timers(vec![op]).await, Err(Error::Encryption(_))));
+}
+
+impl Fixture {
+    fn restart_with(&self, keys: MasterKeys) -> Engine {
+        engine(&self.store, &self.env, keys)
+    }
+}

@@ -195,6 +195,16 @@ async fn a_timer_that_another_process_scheduled_is_found() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn timers_wait_while_pushes_are_paused() {
+    let f = Fixture::new();
+    one(&f, schedule("k", 0, "1")).await;
+    f.engine.pause_push(true).await.unwrap();
+    assert_eq!(f.engine.fire_timers().await.unwrap(), 0);
+    f.engine.pause_push(false).await.unwrap();
+    assert_eq!(f.engine.fire_timers().await.unwrap(), 1);
+}
+
+#[tokio::test(start_paused = true)]
 async fn what_does_not_fit_is_refused_when_it_is_scheduled() {
     let f = Fixture::new();
     let big: &'static str = Box::leak("9".repeat(limits::TIMER_PAYLOAD_BYTES + 1).into_boxed_str());
@@ -206,4 +216,22 @@ async fn what_does_not_fit_is_refused_when_it_is_scheduled() {
         f.engine.timers(vec![schedule("k", 0, "1"); limits::TIMER_OPS + 1]).await,
         Err(Error::Limit { .. })
     ));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_fired_timer_wakes_a_waiting_consumer_at_once_s38() {
+    let f = Fixture::new();
+    assert_eq!(f.pop("g", 1).await.messages.len(), 0);
+    one(&f, schedule("k", 50, "1")).await;
+    f.pass(0.1).await;
+    let waiting = {
+        let engine = f.engine.clone();
+        let wait = Some(std::time::Duration::from_secs(60));
+        tokio::spawn(async move { engine.pop(Pop { wait, ..pop_of("s", "g", 1) }).await.unwrap() })
+    };
+    tokio::task::yield_now().await;
+    let before_us = f.env.now_us();
+    assert_eq!(f.engine.fire_timers().await.unwrap(), 1);
+    assert_eq!(payloads(&waiting.await.unwrap()), ["1"]);
+    assert!(f.env.now_us() - before_us < 100_000, "{}", f.env.now_us() - before_us);
 }
