@@ -418,7 +418,9 @@ def beside(options, ours, theirs):
         )
     medians = {line: sorted(found)[len(found) // 2] for line, found in ratios.items()}
     behind = [f"{line[0]} {line[1]} x {line[2]}: {ratio:.1f}x" for line, ratio in medians.items() if ratio < 2]
-    print(f"ahead by 2x or more in {len(medians) - len(behind)} of {len(medians)} lines; the others: {behind or 'none'}")
+    print(
+        f"ahead by 2x or more in {len(medians) - len(behind)} of {len(medians)} lines; the others: {behind or 'none'}"
+    )
 
 
 def main():

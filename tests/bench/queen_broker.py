@@ -31,7 +31,16 @@ def installed(folder):
     if not program.exists():
         print(f"building {CRATE} {VERSION}: some minutes", flush=True)
         environment = {**os.environ, **BUILD, "CARGO_TARGET_DIR": str(folder / "target")}
-        command = ["cargo", "install", CRATE, "--version", f"={VERSION}", "--locked", "--root", str(folder / "out")]
+        command = [
+            "cargo",
+            "install",
+            CRATE,
+            "--version",
+            f"={VERSION}",
+            "--locked",
+            "--root",
+            str(folder / "out"),
+        ]
         # Its published lock file may be left out of the package: then the newest that fit are taken.
         done = subprocess.run(command, env=environment)
         if done.returncode:
@@ -47,7 +56,9 @@ def postgres_programs():
         return found[-1].parent
     if initdb := shutil.which("initdb"):
         return Path(initdb).resolve().parent
-    raise SystemExit("a Queen broker needs PostgreSQL: apt-get install postgresql, or put its programs on the path")
+    raise SystemExit(
+        "a Queen broker needs PostgreSQL: apt-get install postgresql, or put its programs on the path"
+    )
 
 
 def free_port():

@@ -54,7 +54,9 @@ async def test_traces_are_found_by_name_and_by_message(queen, http, name):
     address = {"transactionId": first["transactionId"], "partitionId": first["partitionId"]}
     sent = {**address, "traceNames": [f"{name}-t"], "eventType": "step", "data": {"n": 1}}
     assert http.post("/api/v1/traces", json=sent).status_code == 201
-    assert f"{name}-t" in {one["trace_name"] for one in (await queen.admin.get_trace_names(limit=1000))["trace_names"]}
+    assert f"{name}-t" in {
+        one["trace_name"] for one in (await queen.admin.get_trace_names(limit=1000))["trace_names"]
+    }
     for found in (
         await queen.admin.get_traces_by_name(f"{name}-t", limit=10),
         await queen.admin.get_traces_for_message(first["partitionId"], first["transactionId"]),
@@ -98,7 +100,9 @@ async def test_how_far_groups_have_come_is_told(queen, name):
         return [one for one in await queen.admin.get_lagging_consumers(min_lag_seconds=0) if name in one.values()]
 
     assert await eventually(lagging)
-    assert [one for one in await queen.admin.get_lagging_consumers(min_lag_seconds=3600) if name in one.values()] == []
+    assert [
+        one for one in await queen.admin.get_lagging_consumers(min_lag_seconds=3600) if name in one.values()
+    ] == []
 
 
 @covers("Admin.seek_consumer_group", "Admin.seek_consumer_group(options)", "Queen.update_consumer_group_timestamp")

@@ -244,11 +244,15 @@ async def test_a_loop_begins_where_its_subscription_says(queen, name):
     await push(queen, name, [0])
     seen, note = collecting()
     loop = asyncio.create_task(
-        ends(queen.queue(name).group("g").subscription_mode("new").timeout_millis(200).each().limit(1).consume(note))
+        ends(
+            queen.queue(name).group("g").subscription_mode("new").timeout_millis(200).each().limit(1).consume(note)
+        )
     )
 
     async def joined():
-        return any(one["name"] == "g" and one["queueName"] == name for one in await queen.admin.list_consumer_groups())
+        return any(
+            one["name"] == "g" and one["queueName"] == name for one in await queen.admin.list_consumer_groups()
+        )
 
     assert await eventually(joined)
     await push(queen, name, [1])

@@ -76,7 +76,9 @@ async def test_a_push_tells_its_callbacks_what_became_of_each_message(queen, nam
 
     def pushing(*ids):
         items = [{"data": {"id": one}, "transactionId": one} for one in ids]
-        return queen.queue(name).partition("p").push(items).on_success(stored).on_duplicate(again).on_error(refused)
+        return (
+            queen.queue(name).partition("p").push(items).on_success(stored).on_duplicate(again).on_error(refused)
+        )
 
     await pushing("a", "b")
     answers = await pushing("b", "c")
@@ -182,7 +184,9 @@ async def test_a_pop_takes_a_batch_from_as_many_partitions_as_it_is_told(queen, 
         await push(queen, name, range(4), partition=partition)
 
     def popping(partitions, batch):
-        return queen.queue(name).group("g").subscription_mode("all").partitions(partitions).batch(batch).wait(False)
+        return (
+            queen.queue(name).group("g").subscription_mode("all").partitions(partitions).batch(batch).wait(False)
+        )
 
     one = await popping(1, 100).pop()
     assert numbers(one) == [0, 1, 2, 3] and len({m["partition"] for m in one}) == 1
@@ -308,7 +312,9 @@ async def test_dead_letters_are_listed_in_pages_replayed_once_and_deleted(queen,
     await push(queen, name, range(5), ids=[f"{name}-{n}" for n in range(5)])
     for _ in range(5):
         [message] = await reader(queen, name, "g", batch=1).pop()
-        assert (await queen.ack(message, "dlq", {"group": "g", "error": f"no {message['data']['n']}"}))["dlq"] is True
+        assert (await queen.ack(message, "dlq", {"group": "g", "error": f"no {message['data']['n']}"}))[
+            "dlq"
+        ] is True
     letters = (await queen.queue(name).dlq("g").get())["messages"]
     assert {letter["data"]["n"]: letter["errorMessage"] for letter in letters} == {n: f"no {n}" for n in range(5)}
     assert (await queen.queue(name).dlq("other").get())["messages"] == []

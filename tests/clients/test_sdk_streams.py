@@ -97,7 +97,9 @@ async def test_map_filter_and_flat_map_work_message_by_message(queen, stack, nam
         assert [one["n"] for one in await results(queen, f"{name}-mapped", 5)] == [0, 2, 4, 6, 8]
     stream = (
         Stream.from_(queen.queue(f"{name}-mapped"))
-        .flat_map(lambda message: [{"n": message["data"]["n"] + more} for more in (0, 100) if message["data"]["mapped"]])
+        .flat_map(
+            lambda message: [{"n": message["data"]["n"] + more} for more in (0, 100) if message["data"]["mapped"]]
+        )
         .to(queen.queue(f"{name}-out"), partition=lambda value: "high" if value["n"] >= 100 else "low")
     )
     async with running(stream, name, stack.url) as runner:
@@ -160,7 +162,9 @@ async def test_tumbling_windows_aggregate_by_key(queen, stack, name):
     assert [found[w]["count"] for w in (("odd", 0, 5), ("even", 5, 10), ("odd", 10, 15))] == [2, 1, 1]
 
 
-@covers("Stream.keyBy", "Stream.windowTumbling", "Stream.windowSliding", "Stream.windowSession", "Stream.windowCron")
+@covers(
+    "Stream.keyBy", "Stream.windowTumbling", "Stream.windowSliding", "Stream.windowSession", "Stream.windowCron"
+)
 async def test_the_other_spellings_of_windows_take_the_other_spellings_of_options(queen, stack, name):
     """One stream of each kind over one queue; the names of options as other SDKs write them."""
     await push_at(queen, f"{name}-in", [0, 1, 200])
@@ -249,7 +253,12 @@ KINDS = {
     "minute": lambda stream, **options: stream.window_cron(every="minute", **options),
 }
 # Of each: times in the first window, one that is late when the second time is seen, and one that closes everything.
-LATE = {"tumbling": (5, 25, 8, 60), "sliding": (5, 25, 8, 60), "session": (5, 40, 9, 90), "minute": (5, 130, 20, 400)}
+LATE = {
+    "tumbling": (5, 25, 8, 60),
+    "sliding": (5, 25, 8, 60),
+    "session": (5, 40, 9, 90),
+    "minute": (5, 130, 20, 400),
+}
 NEVER_FLUSH = {"event_time": at, "idle_flush_ms": 0}
 
 
