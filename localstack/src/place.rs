@@ -19,7 +19,7 @@ use crate::{
     options::{Serve, StoreKind},
 };
 
-/// How long a start waits for an earlier stack of this process to let go of the store.
+/// How long a start waits for an earlier stack of this process to let go of the folder and the store.
 const LET_GO: Duration = Duration::from_secs(5);
 
 /// How soon a waiting pop looks again where other processes push as well. Each look waits twice as long as the one
@@ -59,7 +59,7 @@ impl Place {
     }
 
     async fn folder(options: &Serve) -> Result<Self, StartError> {
-        let data = Data::open(&options.data)?;
+        let data = open_data(&options.data).await?;
         let store: Arc<dyn Store> = Arc::new(open_store(&data.store).await?);
         let keys = KeyFile::open(&data.folder, options.encryption_key_file.as_deref())?;
         let objects = LocalFileSystem::new_with_prefix(&data.folder)
@@ -139,6 +139,23 @@ fn environment(options: &Serve) -> Result<Environment, StartError> {
         other => std::env::var(other).ok(),
     });
     environment.map_err(StartError::Environment)
+}
+
+/// Opens a data folder. A lock that this process itself still has is let go of shortly: it is that of an earlier stack, or
+/// of a child that was forked while that one ran and has not yet become another program.
+async fn open_data(folder: &Path) -> Result<Data, StartError> {
+    let own = std::process::id().to_string();
+    let deadline = Instant::now() + LET_GO;
+    loop {
+        match Data::open(folder) {
+            Err(StartError::InUse { holder, .. })
+                if holder.trim() == own && Instant::now() < deadline =>
+            {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+            opened => return opened,
+        }
+    }
 }
 
 /// Opens the store of a folder whose lock is ours. Whoever still has the store open can only be an earlier stack of this

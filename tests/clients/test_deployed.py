@@ -1,6 +1,7 @@
 """The binary on the deployed store (emulators of DynamoDB and S3): the main job, several servers at once, bad starts."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,8 @@ import websockets
 from shared_store import deployed
 from flights import tables
 from stack import Stack, StackFailed
+from test_readme import BLOCKS
+from websockets.sync.client import connect
 
 CLIENTS = Path(__file__).resolve().parent
 
@@ -101,6 +104,33 @@ def test_a_server_that_seals_nothing_leaves_it_to_others(servers, store, name):
     sealing = servers(seal_every=0.2).start()
     assert tables.wait_for(table, 10, 60) == 10
     assert sealing.terminate() == 0
+
+
+def test_the_relay_of_the_front_page(binary, servers, store, name, tmp_path):
+    """The command as the page has it, beside a server that does the rest."""
+    command = BLOCKS["relay"].strip().replace("<table>", store.table).replace("<bucket>", store.bucket)
+    assert f" {binary} serve " in (command := command.replace(" tidewheel serve ", f" {binary} serve "))
+    environment = {**os.environ, **store.environment, "TIDEWHEEL_LISTEN": "127.0.0.1:0"}
+    for told in ("TIDEWHEEL_STORE", "TIDEWHEEL_TABLE", "TIDEWHEEL_BUCKET"):
+        environment.pop(told)
+    relay = subprocess.Popen(
+        ["bash", "-c", f"exec env {command}"],
+        cwd=tmp_path,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    try:
+        said = next(line for line in relay.stdout if line.startswith("listening on "))
+        other = servers(seal_every=0).start()
+        push(other, name, range(3))
+        with connect(f"ws://{said.strip().rpartition('//')[2]}/{name}?partition=p&offset=0", proxy=None) as socket:
+            assert "end_offset" in json.loads(socket.recv())
+            assert [json.loads(socket.recv())[2]["n"] for _ in range(3)] == [0, 1, 2]
+    finally:
+        relay.kill()
+        relay.wait()
 
 
 @pytest.mark.parametrize(

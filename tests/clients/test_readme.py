@@ -28,7 +28,7 @@ def shell(script, **environment):
 
 
 def test_every_mark_has_a_test():
-    assert set(BLOCKS) == {"serve", "try", "table", "demo", "test", "bench", "sdk"}
+    assert set(BLOCKS) == {"serve", "try", "table", "demo", "test", "bench", "sdk", "deploy", "relay"}
     assert README.count("<!-- tested:") == len(BLOCKS)
 
 
@@ -87,7 +87,7 @@ def test_the_sdk_example(stack):
     assert done.returncode == 0 and "{'order': 3}" in done.stdout, done.stdout
 
 
-@pytest.mark.parametrize("block", ["demo", "test", "bench"])
+@pytest.mark.parametrize("block", ["demo", "test", "bench", "deploy"])
 def test_the_commands_exist_and_explain_themselves(block):
     command = BLOCKS[block].strip()
     assert os.access(ROOT / command, os.X_OK)

@@ -313,7 +313,6 @@ def test_an_update_with_every_option_keeps_the_data_and_opens_what_it_is_told_to
     options = {
         "Access": "open",
         "KmsKey": "create",
-        "GlueDatabase": "streams",
         "AllowedOrigins": "https://app.example.com",
         "SocketAccessLogs": "true",
         "MaintainEvery": "rate(5 minutes)",
@@ -338,7 +337,6 @@ def test_an_update_with_every_option_keeps_the_data_and_opens_what_it_is_told_to
         deployed.client("sns").publish(TopicArn=deployed.sources["IngestTopicArn"], Message=message)
         until("the row by its route", lambda: log(everybody, f"{name} news", "x") == [{"a b": "x"}])
     assert deployed.client("kms").describe_key(KeyId=outputs["KeyArn"])["KeyMetadata"]["Enabled"]
-    assert deployed.client("glue").get_database(Name="streams")["Database"]["Name"] == "streams"
     assert deployed.client("cloudwatch").describe_alarms()["MetricAlarms"] == []
 
 

@@ -69,7 +69,7 @@ def as_list(value):
 # What may stand for many things in an ARN: all objects below a prefix, all streams of a log group, ...
 WHOLE = re.compile(
     r"""^\$\{Bucket\.Arn\}/(blobs|tables)/\*$ | ^\$\{\w+Log\.Arn\}:\*$ | ^\$\{Table\.Arn\}/stream/\*$
-    | :s3:::\$\{IngestBucket\}/\*$ | /@connections/\*$ | :table/\$\{GlueDatabase\}/\*$""",
+    | :s3:::\$\{IngestBucket\}/\*$ | /@connections/\*$""",
     re.VERBOSE,
 )
 
