@@ -4,17 +4,29 @@
 //! crate, so that a function links only those that it calls.
 
 mod check;
+#[cfg(feature = "doorbell")]
+mod doorbell;
 pub mod environment;
+#[cfg(any(feature = "doorbell", feature = "posts"))]
+mod failure;
 #[cfg(feature = "keys")]
 pub mod keys;
 #[cfg(feature = "objects")]
 mod objects;
 mod open;
+#[cfg(feature = "posts")]
+mod posts;
 #[cfg(feature = "queues")]
 mod queue;
+#[cfg(all(test, any(feature = "doorbell", feature = "posts")))]
+mod test_server;
 
+#[cfg(feature = "doorbell")]
+pub use crate::doorbell::Fanout;
 #[cfg(feature = "objects")]
 pub use crate::objects::{ObjectsError, objects, objects_uri};
+#[cfg(feature = "posts")]
+pub use crate::posts::Posts;
 #[cfg(feature = "queues")]
 pub use crate::queue::{Queue, SendError};
 pub use crate::{
