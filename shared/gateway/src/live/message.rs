@@ -45,6 +45,18 @@ impl Live {
         }
     }
 
+    /// The reply to a message that was not carried out to its end, for whatever reason.
+    pub fn unanswered(text: &str) -> String {
+        match Envelope::read(text) {
+            Some(envelope) => {
+                let message = "the request was not carried out in time: its outcome is unknown";
+                Refusal::new("unknown_outcome", message).frame(envelope.id().ok())
+            }
+            None => json!({"error": "commit_failed", "detail": "no answer in time, try again"})
+                .to_string(),
+        }
+    }
+
     /// A binary message. Nobody speaks so here.
     pub async fn binary_message(&self, connection: &str) -> Option<String> {
         self.not_understood(connection, "").await
@@ -74,11 +86,7 @@ impl Live {
             }
             Err(error) => {
                 tracing::warn!(%error, connection, "a message could not be looked into");
-                let reply = json!({
-                    "error": "commit_failed",
-                    "detail": "nothing was stored, try again",
-                });
-                Some(reply.to_string())
+                Some(Self::unanswered(text))
             }
         }
     }

@@ -5,7 +5,7 @@
 //! expires, and members of a cohort that are gone, need no sweep: the store deletes the former, and the next delivery
 //! finds the latter.
 
-use tidewheel_engine::{Error, live::LIVE_SHARDS};
+use tidewheel_engine::{Error, PartitionId, live::LIVE_SHARDS};
 use tidewheel_store::{Query, Write};
 
 use super::{Address, Live, Progress, StopAt, Work, keys, rows::State};
@@ -14,6 +14,26 @@ use super::{Address, Live, Progress, StopAt, Work, keys, rows::State};
 const STEP: usize = 100;
 
 impl Live {
+    /// The store has told of a change: a partition's followers are awake. Asks for a delivery unless there is nothing
+    /// left to do or one is at it, which is the usual case, because the doorbell was first.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub async fn changed(&self, partition: &PartitionId) -> Result<(), Error> {
+        if self.engine().live_ready(partition).await?.is_some() {
+            self.ask_unless_held(partition).await?;
+        }
+        Ok(())
+    }
+
+    async fn ask_unless_held(&self, partition: &PartitionId) -> Result<(), Error> {
+        let cohort = self.cohort(partition).await?;
+        if cohort.is_none_or(|cohort| !cohort.is_held(self.now_us())) {
+            self.ask(&Work::deliver(partition)).await;
+        }
+        Ok(())
+    }
+
     /// Looks everything over once. What there was no time for is found the next time.
     pub(crate) async fn sweep(&self, stop: StopAt) -> Result<Progress, Error> {
         for shard in 0..keys::UNDER_WAY_SHARDS {
@@ -53,10 +73,7 @@ impl Live {
                     if self.now_us() > stop.0 {
                         return Ok(Progress::Done);
                     }
-                    let cohort = self.cohort(partition).await?;
-                    if cohort.is_none_or(|cohort| !cohort.is_held(self.now_us())) {
-                        self.ask(&Work::deliver(partition)).await;
-                    }
+                    self.ask_unless_held(partition).await?;
                 }
                 after = page.last().copied();
                 if page.len() < STEP {
