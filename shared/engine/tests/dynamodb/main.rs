@@ -1,5 +1,5 @@
 //! The same tests as those of the engine on the memory store, on the deployed one, whose services are emulated. What an
-//! operation costs is told there.
+//! operation costs is what the emulator says that it consumed.
 
 #[path = "../../../store/tests/emulator/mod.rs"]
 mod emulator;
@@ -13,10 +13,16 @@ mod crashes;
 mod claims;
 #[path = "../engine/consume.rs"]
 mod consume;
+#[path = "../engine/costs.rs"]
+mod costs;
 #[path = "../engine/cycles.rs"]
 mod cycles;
 #[path = "../engine/doubt.rs"]
 mod doubt;
+#[path = "../engine/encryption.rs"]
+mod encryption;
+#[path = "../engine/live.rs"]
+mod live;
 #[path = "../engine/maintenance.rs"]
 mod maintenance;
 #[path = "../engine/produce.rs"]

@@ -15,9 +15,11 @@ use bytes::Bytes;
 use tidewheel_store::{
     BlobName, Commit, CommitError, Committed, Consistency, DynamoDb, Item, Key, Page, Query,
     ReadError, Store,
+    dynamodb::aws_sdk_dynamodb::{primitives::Blob, types::AttributeValue},
+    meter::Units,
 };
 
-use crate::emulator::Place;
+use crate::emulator::{self, Place};
 
 #[derive(Clone)]
 pub(crate) struct TestStore {
@@ -50,16 +52,47 @@ impl TestStore {
         })
     }
 
-    /// Every blob that is there.
-    pub(crate) fn blobs(&self) -> Vec<BlobName> {
+    /// Every blob that is there. A map, as the memory store's.
+    pub(crate) fn blobs(&self) -> BTreeMap<BlobName, ()> {
         let owners: Vec<String> = self.owners.lock().unwrap().iter().cloned().collect();
         elsewhere(async {
             let store = self.place.store();
-            let mut blobs = Vec::new();
+            let mut blobs = BTreeMap::new();
             for owner in owners {
-                blobs.extend(store.list_blobs(&owner, None, 1000).await.unwrap());
+                let names = store.list_blobs(&owner, None, 1000).await.unwrap();
+                blobs.extend(names.into_iter().map(|name| (name, ())));
             }
             blobs
+        })
+    }
+
+    /// What the service says was consumed.
+    pub(crate) fn meter(&self) -> Units {
+        self.inner.meter()
+    }
+
+    pub(crate) fn reset_meter(&self) {
+        self.inner.reset_meter();
+    }
+
+    /// Flips a bit of what is stored for a small blob. False if there is no such blob.
+    pub(crate) fn damage_blob(&self, name: &BlobName, byte: usize) -> bool {
+        elsewhere(async {
+            let (dynamo, table) = (emulator::dynamo(), &self.place.name);
+            for shard in 0..16 {
+                let key = [("pk", format!("b#{}#{shard:x}", name.owner)), ("sk", name.id.clone())];
+                let key = key.map(|(part, text)| (part.to_owned(), AttributeValue::S(text)));
+                let get = dynamo.get_item().table_name(table).set_key(Some(key.into()));
+                let Some(mut item) = get.send().await.unwrap().item else { continue };
+                let Some(AttributeValue::B(frame)) = item.get("b") else { continue };
+                let mut frame = frame.as_ref().to_vec();
+                frame[byte] ^= 1;
+                item.insert("b".to_owned(), AttributeValue::B(Blob::new(frame)));
+                let put = dynamo.put_item().table_name(table).set_item(Some(item));
+                put.send().await.unwrap();
+                return true;
+            }
+            false
         })
     }
 }

@@ -133,6 +133,33 @@ pub async fn list_blobs_in_order(store: Subject) {
     assert_eq!(list(Some("id8"), 100).await, [""; 0]);
 }
 
+/// Going on after the last name of each list finds every blob once, in order, however many there are.
+pub async fn list_blobs_goes_on(store: Subject) {
+    let env = Env::system();
+    let blobs: Vec<_> = (0..90)
+        .map(|n| {
+            Blob::fresh("conformance-go-on", body(if n % 3 == 0 { 9_000 } else { 10 }, n), &env)
+        })
+        .collect();
+    store_all(&store, "blob-go-on", &blobs).await;
+    let mut due: Vec<_> = blobs.into_iter().map(|b| b.name).collect();
+    due.sort();
+    for limit in [7, 40, 89, 90, 200] {
+        let mut found: Vec<BlobName> = Vec::new();
+        loop {
+            let after = found.last().map(|n| n.id.clone());
+            let list = store.list_blobs("conformance-go-on", after.as_deref(), limit).await;
+            let list = list.expect("a list");
+            let ended = list.len() < limit;
+            found.extend(list);
+            if ended {
+                break;
+            }
+        }
+        assert_eq!(found, due, "limit {limit}");
+    }
+}
+
 /// Owners whose names begin alike do not see each other's blobs.
 pub async fn list_blobs_of_one_owner(store: Subject) {
     let blobs = ["own", "own.x", "own-x", "ow"]

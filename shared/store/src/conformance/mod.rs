@@ -59,11 +59,11 @@ macro_rules! conformance_tests {
             // reads
             reads_see_what_was_answered batch_get_keeps_the_order query_reads_its_partition_key_only
             query_bounds_are_inclusive query_directions query_limits_and_pages query_stops_at_its_bytes
-            query_of_nothing_is_empty keys_sort_by_bytes
+            query_of_nothing_is_empty keys_sort_by_bytes keys_of_the_largest_size
             // blobs
             blobs_of_every_size_survive blob_ranges a_missing_blob_is_none blobs_come_with_their_writes
             blobs_of_a_refused_commit_harm_nothing blobs_may_be_stored_again list_blobs_in_order
-            list_blobs_of_one_owner delete_blobs_is_idempotent
+            list_blobs_goes_on list_blobs_of_one_owner delete_blobs_is_idempotent
             // limits
             item_size_limit item_size_limit_of_an_update transaction_count_limit
             transaction_size_limit no_item_twice no_attribute_twice key_limits attribute_limits

@@ -122,6 +122,35 @@ pub async fn query_limits_and_pages(store: Subject) {
     assert_eq!((page.items.len(), page.more), (4, true));
 }
 
+/// Sort keys of the largest size are found, paged over in both directions, and bounded by what is longer than any key.
+pub async fn keys_of_the_largest_size(store: Subject) {
+    let of = |last: &str| format!("{}{last}", "k".repeat(limits::SORT_KEY_BYTES - last.len()));
+    let mut sks = vec![of("a"), of("b"), of("\u{7FF}"), of("\u{FFFD}"), of("\u{1F30A}"), of("z")];
+    sks.sort_unstable_by_key(|sk| sk.clone().into_bytes());
+    fill(&store, "q-longest", &sks.iter().map(String::as_str).collect::<Vec<_>>()).await;
+    for limit in [1, 2, 4, limits::QUERY_ITEMS] {
+        let (found, _) = all_pages(&store, Query { limit, ..query("q-longest") }).await;
+        assert!(found == sks, "limit {limit}: {} of {}", found.len(), sks.len());
+        let back = Query { limit, direction: Direction::Backward, ..query("q-longest") };
+        let (mut found, _) = all_pages(&store, back).await;
+        found.reverse();
+        assert!(found == sks, "limit {limit}, backward: {} of {}", found.len(), sks.len());
+    }
+    for (at, sk) in sks.iter().enumerate() {
+        for direction in [Direction::Forward, Direction::Backward] {
+            let beyond = format!("{sk}\u{0}");
+            let above = Query { from: Some(beyond.clone()), direction, ..query("q-longest") };
+            let mut found = sort_keys(&store, &above).await;
+            found.sort_unstable();
+            let mut due = sks[at + 1..].to_vec();
+            due.sort_unstable();
+            assert!(found == due, "above key {at}: {} of {}", found.len(), due.len());
+            let below = Query { to: Some(beyond), direction, ..query("q-longest") };
+            assert_eq!(sort_keys(&store, &below).await.len(), at + 1, "up to key {at}");
+        }
+    }
+}
+
 /// A page stops at its bytes, not in the middle of nothing, and says that there is more.
 pub async fn query_stops_at_its_bytes(store: Subject) {
     let large = "x".repeat(limits::QUERY_BYTES / 3);

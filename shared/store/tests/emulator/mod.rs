@@ -36,7 +36,8 @@ fn credentials() -> Credentials {
     Credentials::new("test", "test", None, None, "test")
 }
 
-fn dynamo() -> aws_sdk_dynamodb::Client {
+/// A client of the emulator, for the runtime that it is used on.
+pub(crate) fn dynamo() -> aws_sdk_dynamodb::Client {
     let config = aws_sdk_dynamodb::Config::builder()
         .behavior_version(BehaviorVersion::latest())
         .region(Region::new("us-east-1"))
