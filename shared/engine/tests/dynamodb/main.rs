@@ -21,6 +21,8 @@ mod cycles;
 mod doubt;
 #[path = "../engine/encryption.rs"]
 mod encryption;
+#[path = "../engine/kv.rs"]
+mod kv;
 #[path = "../engine/live.rs"]
 mod live;
 #[path = "../engine/maintenance.rs"]
@@ -35,6 +37,8 @@ mod scenarios;
 mod standing;
 #[path = "../engine/storms.rs"]
 mod storms;
+#[path = "../engine/timers.rs"]
+mod timers;
 #[path = "../engine/traces.rs"]
 mod traces;
 #[path = "../engine/transactions.rs"]
