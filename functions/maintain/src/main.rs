@@ -15,7 +15,7 @@ use std::{io::IsTerminal, sync::Arc};
 
 use lambda_runtime::{LambdaEvent, service_fn};
 use serde_json::Value;
-use tidewheel_cloud::{Environment, Queue, environment};
+use tidewheel_cloud::{Environment, Fanout, Queue, environment};
 use tidewheel_engine::Engine;
 use tidewheel_store::Env;
 use tidewheel_tables::{Settings, Tables, maintain::Maintenance};
@@ -69,8 +69,11 @@ async fn open() -> Result<Function, lambda_runtime::Error> {
     opened.warm().await?;
     let objects = tidewheel_cloud::objects(&environment, &opened)?;
     let env = Env::system();
+    let fanout = environment.doorbell.as_deref().map(|name| Fanout::new(&opened.sdk, name));
     let settings = tidewheel_engine::Settings {
         keys: tidewheel_cloud::keys::keys(&environment, &opened),
+        // Timers push.
+        doorbell: fanout.map(|fanout| Arc::new(fanout) as _),
         ..environment.settings()
     };
     let engine = Engine::new(Arc::clone(&opened.store), env.clone(), settings);
