@@ -34,20 +34,31 @@ pub(crate) struct Context {
 }
 
 impl Event {
-    /// The query: of a repeated name the last counts.
+    /// The query: of a repeated name the last counts. A signature is the gateway's own, and not the client's to us.
     pub(crate) fn query(&self) -> Vec<(String, String)> {
-        match (&self.multi_value_query_string_parameters, &self.query_string_parameters) {
-            (Some(all), _) => all
-                .iter()
-                .filter_map(|(name, values)| Some((name.clone(), values.last()?.clone())))
-                .collect(),
-            (None, Some(last)) => {
-                last.iter().map(|(name, value)| (name.clone(), value.clone())).collect()
-            }
-            (None, None) => Vec::new(),
-        }
+        let mut query: Vec<(String, String)> =
+            match (&self.multi_value_query_string_parameters, &self.query_string_parameters) {
+                (Some(all), _) => all
+                    .iter()
+                    .filter_map(|(name, values)| Some((name.clone(), values.last()?.clone())))
+                    .collect(),
+                (None, Some(last)) => {
+                    last.iter().map(|(name, value)| (name.clone(), value.clone())).collect()
+                }
+                (None, None) => Vec::new(),
+            };
+        query.retain(|(name, _)| !is_signature(name));
+        query
     }
 }
+
+/// True of the parameters that sign a URL.
+fn is_signature(name: &str) -> bool {
+    name.get(..SIGNATURE.len()).is_some_and(|start| start.eq_ignore_ascii_case(SIGNATURE))
+}
+
+/// Begins the name of every parameter that signs a URL.
+const SIGNATURE: &str = "X-Amz-";
 
 impl Context {
     /// Where posts to the connection go, as its own request tells.

@@ -206,6 +206,18 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn a_signed_url_is_no_other_request() {
+        let f = fixture(true).await;
+        let signed = json!({"X-Amz-Algorithm": "AWS4-HMAC-SHA256", "X-Amz-Signature": "00"});
+        let connect = json!({"queryStringParameters": signed});
+        assert_eq!(f.answer("$connect", connect).await, json!({"statusCode": 200}));
+        let connect = json!({"queryStringParameters": {"stream": "s", "x-amz-date": "1"}});
+        assert_eq!(f.answer("$connect", connect).await, json!({"statusCode": 200}));
+        let connect = json!({"queryStringParameters": {"stream": "s", "token": "1"}});
+        assert_eq!(f.answer("$connect", connect).await["statusCode"], 400);
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn a_native_client_asks_and_is_answered() {
         let f = fixture(true).await;
         let connect = json!({"queryStringParameters": null});

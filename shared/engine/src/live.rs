@@ -170,11 +170,6 @@ impl Engine {
         watched.map(|(id, _)| *id).collect()
     }
 
-    /// True if anybody watches a partition in this process.
-    pub fn is_watched(&self, partition: &PartitionId) -> bool {
-        self.inner.watched(partition)
-    }
-
     /// Deletes the head of a deleted stream's partition. Followers that sleep there are woken by it, so that they hear of
     /// the end.
     pub(crate) async fn delete_head(&self, partition: &PartitionId) -> Result<(), Error> {

@@ -151,12 +151,6 @@ impl Inner {
     }
 }
 
-impl Inner {
-    pub(crate) fn watched(&self, partition: &PartitionId) -> bool {
-        self.watchers.lock().get(partition).is_some_and(|sender| sender.receiver_count() > 0)
-    }
-}
-
 impl Engine {
     pub(crate) fn warm(&self, partition: &PartitionId) -> Arc<Warm> {
         let fresh = || Ok::<_, std::convert::Infallible>(Arc::new(Warm::default()));

@@ -3,16 +3,11 @@
 //! Runs are kept in a bounded cache under (partition, first offset). A record never changes, so neither does a run:
 //! nothing is ever invalidated. Whoever asks first reads and encodes; who asks meanwhile waits for that.
 
-use std::{
-    collections::HashSet,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering::Relaxed},
-    },
-    time::Duration,
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering::Relaxed},
 };
 
-use parking_lot::Mutex;
 use quick_cache::{Weighter, sync::Cache};
 use tidewheel_engine::{Engine, Error, Extent, PartitionId};
 use tokio::sync::watch;
@@ -62,27 +57,6 @@ struct Inner {
     settings: Settings,
     runs: Cache<Key, Arc<Run>, ByBytes>,
     counting: Counting,
-    /// Partitions that a task looks at for pushes of other processes.
-    looking: Mutex<HashSet<PartitionId>>,
-}
-
-/// Looks at a partition for as long as somebody here watches it.
-async fn look(gateway: Gateway, partition: PartitionId, every: Duration) {
-    let Inner { engine, looking, .. } = &*gateway.inner;
-    loop {
-        engine.env().sleep(every).await;
-        {
-            // Under the lock: whoever comes now is seen here, or finds that nobody looks and begins anew.
-            let mut looking = looking.lock();
-            if !engine.is_watched(&partition) {
-                looking.remove(&partition);
-                return;
-            }
-        }
-        if let Err(error) = engine.refresh_tail(&partition).await {
-            tracing::debug!(%error, %partition, "a look failed");
-        }
-    }
 }
 
 impl Gateway {
@@ -91,8 +65,7 @@ impl Gateway {
         let bytes = settings.frame_cache_bytes;
         // An estimate of the count sizes the cache's tables; the bytes are what bounds it.
         let runs = Cache::with_weighter((bytes / 16_384) as usize, bytes, ByBytes);
-        let (counting, looking) = (Counting::default(), Mutex::default());
-        Self { inner: Arc::new(Inner { engine, settings, runs, counting, looking }) }
+        Self { inner: Arc::new(Inner { engine, settings, runs, counting: Counting::default() }) }
     }
 
     /// The counters.
@@ -133,17 +106,10 @@ impl Gateway {
         Connection::on_connect(request, &log, &self.inner.settings)
     }
 
-    /// A channel that changes when the partition grows; its value is the tail. Pushes of other processes show if
-    /// [`Settings::look_every`] says so, and after that time.
+    /// A channel that changes when the partition grows in this process; its value is the tail. Pushes of other processes
+    /// show when somebody looks for them ([`Engine::refresh_tail`]).
     pub fn watch(&self, connection: &Connection) -> watch::Receiver<u64> {
-        let partition = connection.partition();
-        let tail = self.inner.engine.watch(partition);
-        if let Some(every) = self.inner.settings.look_every
-            && self.inner.looking.lock().insert(*partition)
-        {
-            tokio::spawn(look(self.clone(), *partition, every));
-        }
-        tail
+        self.inner.engine.watch(connection.partition())
     }
 
     /// The rows at the connection's position, or `None` if it has all there are.

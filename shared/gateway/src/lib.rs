@@ -27,8 +27,6 @@ pub mod live;
 mod request;
 mod run;
 
-use std::time::Duration;
-
 pub use crate::{
     close::Close,
     connection::{Accepted, Connection, Inbound, Log},
@@ -51,12 +49,6 @@ pub struct Settings {
     pub max_backlog: u64,
     /// Bytes of encoded frames kept for others who want the same.
     pub frame_cache_bytes: u64,
-    /// How often to look whether another process has pushed to a partition that is followed in this one; `None`, the
-    /// default, when the store belongs to this process.
-    ///
-    /// A look reads the partition's head: one read unit for each 4 KB of it, and nothing for a partition that nobody
-    /// follows here. Four looks a second are 10 million reads a month for each partition followed, about 1.30 USD.
-    pub look_every: Option<Duration>,
 }
 
 impl Default for Settings {
@@ -65,7 +57,6 @@ impl Default for Settings {
             max_replay: None,
             max_backlog: limits::BACKLOG,
             frame_cache_bytes: limits::FRAME_CACHE_BYTES,
-            look_every: None,
         }
     }
 }
