@@ -95,6 +95,7 @@ def deployed(stripped, tmp_path_factory):
         _reply_route(made)
         _plain_http(made)
         _posts_endpoint(made)
+        _work_queue(made)
         yield made
     finally:
         running.stop()
@@ -129,6 +130,18 @@ def _plain_http(deployed):
         assert refused.status_code == 503 and "explicit deny" in refused.text, refused.text
         deployed.client("s3").delete_bucket_policy(Bucket=deployed.outputs["BucketName"])
         assert http.post("/api/v1/push", json={"items": items}).status_code == 201
+
+
+def _work_queue(deployed):
+    """The emulator takes a number that comes from a parameter for text, and asks for a permission of its own invention
+    where the cloud asks for `sqs:SendMessage`."""
+    functions, iam, function = deployed.client("lambda"), deployed.client("iam"), f"{STACK}-maintain"
+    (mapping,) = functions.list_event_source_mappings(FunctionName=function)["EventSourceMappings"]
+    functions.update_event_source_mapping(UUID=mapping["UUID"], ScalingConfig={"MaximumConcurrency": 10})
+    statement = {"Effect": "Allow", "Action": "sqs:SendMessageBatch", "Resource": mapping["EventSourceArn"]}
+    role = functions.get_function_configuration(FunctionName=function)["Role"].rsplit("/", 1)[1]
+    document = json.dumps({"Version": "2012-10-17", "Statement": [statement]})
+    iam.put_role_policy(RoleName=role, PolicyName="emulator", PolicyDocument=document)
 
 
 def _without_encryption_context(deployed):

@@ -13,11 +13,11 @@ mod function;
 mod landing;
 mod reply;
 
-use std::io;
+use std::{io, sync::Arc};
 
 use axum::{body::Body, http::header};
 use lambda_runtime::{Error, LambdaEvent, MetadataPrelude, StreamResponse, service_fn};
-use tidewheel_cloud::{Environment, keys::keys};
+use tidewheel_cloud::{Environment, Fanout, keys::keys};
 use tidewheel_engine::Engine;
 use tidewheel_store::Env;
 use tracing_subscriber::EnvFilter;
@@ -74,6 +74,8 @@ async fn init(form: Form) -> Result<Function, Error> {
     let mut settings = environment.settings();
     form.bound(&mut settings);
     settings.keys = keys(&environment, &opened);
+    let fanout = environment.doorbell.as_deref().map(|name| Fanout::new(&opened.sdk, name));
+    settings.doorbell = fanout.map(|fanout| Arc::new(fanout) as _);
     Ok(Function::new(Engine::new(opened.store, Env::system(), settings), form))
 }
 

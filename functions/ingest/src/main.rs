@@ -28,7 +28,7 @@ use std::{io, sync::Arc};
 
 use lambda_runtime::{Error, LambdaEvent, service_fn};
 use serde_json::value::RawValue;
-use tidewheel_cloud::{Environment, keys::keys};
+use tidewheel_cloud::{Environment, Fanout, keys::keys};
 use tidewheel_engine::Engine;
 use tidewheel_store::Env;
 use tracing_subscriber::EnvFilter;
@@ -70,6 +70,8 @@ async fn init() -> Result<Ingest, Error> {
     opened.warm().await?;
     let mut settings = environment.settings();
     settings.keys = keys(&environment, &opened);
+    let fanout = environment.doorbell.as_deref().map(|name| Fanout::new(&opened.sdk, name));
+    settings.doorbell = fanout.map(|fanout| Arc::new(fanout) as _);
     let queue = environment.queue.as_ref().map(|url| Sqs::new(&opened.sdk, url));
     let engine = Engine::new(opened.store, Env::system(), settings);
     Ok(Ingest::new(engine, routes, Arc::new(S3::new(opened.s3)), queue.map(|q| Arc::new(q) as _)))
