@@ -7,8 +7,8 @@
 use std::{path::Path, sync::Arc, time::Duration};
 
 use object_store::{ObjectStore, local::LocalFileSystem};
-use tidewheel_cloud::{Environment, environment};
-use tidewheel_engine::{Engine, KeyProvider, Settings};
+use tidewheel_cloud::{Environment, Fanout, environment};
+use tidewheel_engine::{Doorbell, Engine, KeyProvider, Settings};
 use tidewheel_store::{Embedded, Store, embedded};
 use tokio::time::Instant;
 
@@ -99,6 +99,11 @@ impl Place {
             poll_first: POLL_FIRST.min(options.poll_every),
             poll_every: options.poll_every,
             keys: kms.or_else(|| key_file.clone().map(|keys| keys as Arc<dyn KeyProvider>)),
+            // The managed gateway's clients hear of what is pushed here, as ours hear of what is pushed elsewhere.
+            doorbell: environment
+                .doorbell
+                .as_deref()
+                .map(|name| Arc::new(Fanout::new(&opened.sdk, name)) as Arc<dyn Doorbell>),
             ..Settings::default()
         };
         let region = opened.sdk.region().map(ToString::to_string).unwrap_or_default();

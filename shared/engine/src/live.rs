@@ -27,7 +27,7 @@ pub const READY_PREFIX: &str = "r#6c697665";
 pub const LIVE_SHARDS: u8 = 4;
 
 /// How long a push may wait for the doorbell. What is not rung is found by the change stream or the next sweep.
-const RING_WITHIN: Duration = Duration::from_secs(1);
+const RING_WITHIN: Duration = Duration::from_secs(3);
 
 /// Tells whoever delivers that a partition with followers has gone from idle to busy.
 #[async_trait]
