@@ -13,7 +13,7 @@
 //!   there is nothing left it puts the cohort to sleep in the partition's head (`deliver`), so that the push that comes
 //!   next wakes it in its own commit, and rings (see [`tidewheel_engine::live`]).
 //!
-//! What no invocation finished is found by [`Live::sweep`].
+//! What no invocation finished is found by the sweep (`sweep`).
 //!
 //! # What is kept
 //!
