@@ -6,7 +6,7 @@ use std::sync::Arc;
 use tidewheel_engine::PartitionId;
 use tidewheel_store::{CommitError, ReadError};
 
-use crate::{row::RowError, schema::SchemaError};
+use tidewheel_schema::{RowError, SchemaError};
 
 /// A record that is in the log and does not fit its stream's schema.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

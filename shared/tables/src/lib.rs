@@ -1,7 +1,7 @@
 //! Streams as Iceberg tables.
 //!
 //! Every stream publishes a table: one row for each record, each exactly once, in one committed snapshot after
-//! another. A stream that has declared a [`Schema`] publishes its own columns; any other publishes the envelope and
+//! another. A stream that has declared a [`Schema`](tidewheel_schema::Schema) publishes its own columns; any other publishes the envelope and
 //! the payload's text (see [`Shape`]).
 //!
 //! [`Tables::seal`] is the writer. Files first, under names that nobody can guess; then one conditional write of the
@@ -17,18 +17,16 @@
 //! This crate knows no HTTP. It reads streams through [`Source`], which the engine is, keeps heads in the store, and
 //! files in any object store. It is the only crate that depends on Arrow, Parquet and Iceberg.
 
+mod columns;
 mod data;
 mod directory;
 mod error;
 mod files;
 mod head;
-mod json;
 pub mod limits;
 pub mod maintain;
 mod positions;
-pub mod row;
 mod scan;
-pub mod schema;
 mod seal;
 mod shape;
 mod snapshot;
@@ -36,11 +34,10 @@ mod source;
 mod tables;
 
 pub use crate::{
+    columns::{ENCODING, arrow_fields},
     directory::directory_name,
     error::{Error, UnfitRecord},
-    row::{Cell, Row, RowError},
     scan::Scan,
-    schema::{Schema, SchemaError},
     seal::{Report, Sealed},
     shape::Shape,
     source::Source,

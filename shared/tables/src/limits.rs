@@ -1,20 +1,5 @@
 //! The limits of tables, in one place. Those that a user can meet are named in the error that refuses.
 
-/// Bytes of a declared schema's text.
-pub const SCHEMA_BYTES: usize = 256 * 1024;
-
-/// Columns of a schema, nested ones included.
-pub const SCHEMA_FIELDS: usize = 2000;
-
-/// How deep a schema's columns may be nested.
-pub const SCHEMA_DEPTH: usize = 16;
-
-/// Bytes of a column's name.
-pub const COLUMN_NAME_BYTES: usize = 255;
-
-/// Bytes of a fixed-size value.
-pub const FIXED_BYTES: usize = 65_536;
-
 /// Records that a seal reads at once.
 pub(crate) const READ_RECORDS: usize = 8192;
 

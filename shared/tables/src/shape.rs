@@ -22,11 +22,9 @@ use iceberg::spec::{
 };
 use tidewheel_engine::Record;
 
-use crate::{
-    Error,
-    row::{Cell, Row, RowError},
-    schema::{Column, Kind, Schema},
-};
+use tidewheel_schema::{Cell, Column, Kind, Row, RowError, Schema};
+
+use crate::{Error, columns};
 
 /// What a stream's records become.
 #[derive(Clone, Debug, PartialEq)]
@@ -77,7 +75,7 @@ impl Shape {
                 let mut last = 1;
                 let mut fields =
                     vec![Arc::new(NestedField::required(1, "litelink_offset", long()))];
-                fields.extend(schema.iceberg_fields(&mut last));
+                fields.extend(columns::iceberg_fields(schema, &mut last));
                 fields.push(Arc::new(NestedField::required(last + 1, "streamcast_ts", long())));
                 fields
             }

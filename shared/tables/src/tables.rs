@@ -5,10 +5,11 @@ use std::{collections::HashMap, sync::Arc};
 use object_store::{ObjectStore, path::Path};
 use parking_lot::Mutex;
 use tidewheel_engine::{Engine, PartitionId, Uuid};
+use tidewheel_schema::Schema;
 use tidewheel_store::{Blob, Env, Store};
 
 use crate::{
-    Error, Schema,
+    Error,
     directory::Directory,
     files::Files,
     head::{self, Declared, Flipped, Head},

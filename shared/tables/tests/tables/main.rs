@@ -1,10 +1,10 @@
 //! Behaviour of tables, on a source of records that is a list in memory, and on files in memory or in a bucket.
 
 mod bucket;
+mod columns;
 mod crash;
 mod engine;
 mod fake;
 mod maintain;
 mod rows;
-mod schemas;
 mod seal;

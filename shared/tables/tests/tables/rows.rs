@@ -5,7 +5,8 @@ use arrow_array::{
     cast::AsArray,
     types::{Float32Type, Float64Type, Int32Type, Int64Type},
 };
-use tidewheel_tables::{Error, Schema};
+use tidewheel_schema::Schema;
+use tidewheel_tables::Error;
 
 use crate::fake::{START_US, World};
 

@@ -1,7 +1,6 @@
 //! The schema compiler, by example: what it takes, what it publishes, what it refuses and why.
 
-use arrow_schema::{DataType, Field};
-use tidewheel_tables::{Schema, SchemaError, schema::ENCODING};
+use tidewheel_schema::{Schema, SchemaError};
 
 const FULL: &str = r#"{
     "type": "object",
@@ -43,41 +42,6 @@ fn a_schema_is_published_with_widths_and_compiles_again_to_itself() {
     let again = Schema::compile(PUBLISHED).unwrap();
     assert_eq!(again.columns(), schema.columns());
     assert_eq!(again.to_text(), PUBLISHED);
-}
-
-#[test]
-fn columns_map_to_arrow_in_declared_order() {
-    let fields = Schema::compile(FULL).unwrap().arrow_fields();
-    let names: Vec<_> = fields.iter().map(|f| f.name().as_str()).collect();
-    assert_eq!(names, ["z", "b", "c", "d", "e", "f", "g", "h", "i"]);
-    let types: Vec<_> = fields.iter().take(6).map(|f| f.data_type().clone()).collect();
-    assert_eq!(
-        types,
-        [
-            DataType::Int64,
-            DataType::Int32,
-            DataType::Float32,
-            DataType::Float64,
-            DataType::Binary,
-            DataType::FixedSizeBinary(4)
-        ]
-    );
-    let nullable: Vec<_> = fields.iter().map(|f| f.is_nullable()).collect();
-    assert_eq!(nullable, [false, true, false, true, false, true, false, true, false]);
-    assert_eq!(fields[4].metadata()[ENCODING], "base16");
-    assert_eq!(fields[5].metadata()[ENCODING], "base64");
-    assert_eq!(
-        fields[6].data_type(),
-        &DataType::Struct(
-            vec![Field::new("x", DataType::Boolean, false), Field::new("a", DataType::Utf8, true)]
-                .into()
-        )
-    );
-    let DataType::Map(entries, false) = fields[7].data_type() else { panic!() };
-    let DataType::Struct(pair) = entries.data_type() else { panic!() };
-    assert_eq!(pair[1].as_ref(), &Field::new("value", DataType::Int64, true));
-    let DataType::List(item) = fields[8].data_type() else { panic!() };
-    assert!(matches!(item.data_type(), DataType::Map(..)) && !item.is_nullable());
 }
 
 /// Compiles one column `a`, listed in `required`.

@@ -5,14 +5,8 @@
 //! schema says beyond types (`enum`, `minimum`, ...) is not enforced; [`Schema::ignored`] names it, so that an API
 //! can refuse what it would not keep.
 
-use std::{
-    collections::{HashMap, HashSet},
-    fmt::Write as _,
-    sync::Arc,
-};
+use std::{collections::HashSet, fmt::Write as _};
 
-use arrow_schema::{DataType, Field, Fields};
-use iceberg::spec::{ListType, MapType, NestedField, PrimitiveType, StructType, Type};
 use serde_json::value::RawValue;
 
 use crate::{
@@ -22,9 +16,6 @@ use crate::{
 
 /// Column names that the stream itself fills in.
 pub const RESERVED: [&str; 2] = ["litelink_offset", "streamcast_ts"];
-
-/// Arrow field metadata that keeps how a binary column is written in JSON.
-pub const ENCODING: &str = "streamcast.encoding";
 
 /// Why a text is no schema. The message names the column.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -141,13 +132,11 @@ impl Schema {
             return Err(at(&column.name, "the name is reserved: the stream fills it in"));
         }
         let schema = Self { columns, ignored: compiler.ignored };
-        // Iceberg finds a column by its dotted path: `{"a.b": ..., "a": {"b": ...}}` would be ambiguous.
-        iceberg::spec::Schema::builder()
-            .with_fields(schema.iceberg_fields(&mut 0))
-            .build()
-            .map_err(|e| {
-                SchemaError::Root(format!("the columns make no table: {}", e.message()))
-            })?;
+        // A table finds a column by its dotted path: `{"a.b": ..., "a": {"b": ...}}` would be ambiguous.
+        let mut paths = HashSet::new();
+        for column in &schema.columns {
+            paths_of(column, column.name.clone(), &mut paths)?;
+        }
         Ok(schema)
     }
 
@@ -168,16 +157,28 @@ impl Schema {
         write_object(&mut out, &self.columns, false);
         out
     }
+}
 
-    /// The columns as Arrow fields.
-    pub fn arrow_fields(&self) -> Fields {
-        self.columns.iter().map(Column::arrow).collect()
+/// Collects the paths by which a table finds a column and what is in it.
+fn paths_of(column: &Column, path: String, paths: &mut HashSet<String>) -> Result<(), SchemaError> {
+    match &column.kind {
+        Kind::Struct(fields) => {
+            for field in fields {
+                paths_of(field, join(&path, &field.name), paths)?;
+            }
+        }
+        Kind::Map(value) => {
+            paths_of(value, join(&path, "value"), paths)?;
+            paths.insert(join(&path, "key"));
+        }
+        Kind::List(item) => paths_of(item, join(&path, "element"), paths)?,
+        _ => {}
     }
-
-    /// The columns as Iceberg fields; ids count up from `last` + 1.
-    pub(crate) fn iceberg_fields(&self, last: &mut i32) -> Vec<Arc<NestedField>> {
-        iceberg_fields(&self.columns, last)
+    if paths.contains(&path) {
+        return Err(at(&path, "the columns make no table: two of them have this path"));
     }
+    paths.insert(path);
+    Ok(())
 }
 
 fn at(column: &str, reason: impl Into<String>) -> SchemaError {
@@ -449,82 +450,6 @@ fn join(path: &str, name: &str) -> String {
 
 fn label(path: &str, keyword: &str) -> String {
     if path.is_empty() { keyword.to_owned() } else { format!("{path}: {keyword}") }
-}
-
-impl Column {
-    fn arrow(&self) -> Field {
-        let child = |c: &Column| Arc::new(c.arrow());
-        let ty = match &self.kind {
-            Kind::Bool => DataType::Boolean,
-            Kind::Int32 => DataType::Int32,
-            Kind::Int64 => DataType::Int64,
-            Kind::Float32 => DataType::Float32,
-            Kind::Float64 => DataType::Float64,
-            Kind::Text => DataType::Utf8,
-            Kind::Binary { size: None, .. } => DataType::Binary,
-            Kind::Binary { size: Some(n), .. } => DataType::FixedSizeBinary(*n as i32),
-            Kind::Struct(fields) => DataType::Struct(fields.iter().map(Column::arrow).collect()),
-            Kind::List(item) => DataType::List(child(item)),
-            Kind::Map(value) => {
-                let key = Field::new("key", DataType::Utf8, false);
-                let entries = DataType::Struct(vec![Arc::new(key), child(value)].into());
-                DataType::Map(Arc::new(Field::new("entries", entries, false)), false)
-            }
-        };
-        let field = Field::new(&self.name, ty, self.nullable);
-        match &self.kind {
-            Kind::Binary { encoding, .. } => field
-                .with_metadata(HashMap::from([(ENCODING.to_owned(), encoding.name().to_owned())])),
-            _ => field,
-        }
-    }
-
-    fn iceberg(&self, last: &mut i32) -> Type {
-        let primitive = |p| Type::Primitive(p);
-        let mut next = || {
-            *last += 1;
-            *last
-        };
-        match &self.kind {
-            Kind::Bool => primitive(PrimitiveType::Boolean),
-            Kind::Int32 => primitive(PrimitiveType::Int),
-            Kind::Int64 => primitive(PrimitiveType::Long),
-            Kind::Float32 => primitive(PrimitiveType::Float),
-            Kind::Float64 => primitive(PrimitiveType::Double),
-            Kind::Text => primitive(PrimitiveType::String),
-            Kind::Binary { size: None, .. } => primitive(PrimitiveType::Binary),
-            Kind::Binary { size: Some(n), .. } => primitive(PrimitiveType::Fixed(*n as u64)),
-            Kind::Struct(fields) => Type::Struct(StructType::new(iceberg_fields(fields, last))),
-            Kind::List(item) => {
-                let id = next();
-                let ty = item.iceberg(last);
-                Type::List(ListType::new(NestedField::list_element(id, ty, !item.nullable).into()))
-            }
-            Kind::Map(value) => {
-                let (key, id) = (next(), next());
-                let ty = value.iceberg(last);
-                Type::Map(MapType::new(
-                    NestedField::map_key_element(key, Type::Primitive(PrimitiveType::String))
-                        .into(),
-                    NestedField::map_value_element(id, ty, !value.nullable).into(),
-                ))
-            }
-        }
-    }
-}
-
-fn iceberg_fields(columns: &[Column], last: &mut i32) -> Vec<Arc<NestedField>> {
-    let ids: Vec<i32> = columns
-        .iter()
-        .map(|_| {
-            *last += 1;
-            *last
-        })
-        .collect();
-    let field = |(c, id): (&Column, i32)| {
-        Arc::new(NestedField::new(id, &c.name, c.iceberg(last), !c.nullable))
-    };
-    columns.iter().zip(ids).map(field).collect()
 }
 
 /// Appends a text as a JSON string.
