@@ -90,6 +90,8 @@ pub(crate) struct Append {
     doubtful: Option<Doubtful>,
     /// It has woken the partition's followers, and the doorbell is to be rung.
     rings: bool,
+    /// The beginning of the full list before which it stood back.
+    stood_back: Option<u64>,
 }
 
 /// A commit whose reply was lost.
@@ -120,6 +122,7 @@ impl Append {
             clear_ids: false,
             doubtful: None,
             rings: false,
+            stood_back: None,
         }
     }
 
@@ -162,11 +165,17 @@ impl Append {
                 self.decided(view, &placed);
                 return Ok(None);
             }
+            let full = head.segments.len() >= limits::HEAD_SEGMENTS;
+            if full && !self.warm.has_filled(head.base) && self.stood_back != Some(head.base) {
+                self.stood_back = Some(head.base);
+                self.engine.stand_back(&self.id).await?;
+                continue;
+            }
             self.decide_duplicates(view, &head, pinned).await?;
             if self.outcomes.iter().all(Option::is_some) {
                 return Ok(None);
             }
-            if head.segments.len() >= limits::HEAD_SEGMENTS {
+            if full {
                 let window_us = self.stream.window_us();
                 self.engine.roll(&self.id, &head, view, window_us).await?;
                 continue;
@@ -474,6 +483,9 @@ impl Append {
         };
         let placed = head.find(&plan.blob.name.id);
         let tail = head.tail;
+        if head.segments.len() >= limits::HEAD_SEGMENTS {
+            self.warm.fill(head.base);
+        }
         self.warm.learn(Arc::new(head));
         self.rings |= plan.wakes_live;
         let Some(placed) = placed else {

@@ -13,15 +13,19 @@ use std::{
 };
 
 use bytes::{Buf, Bytes};
+use futures_util::{StreamExt, stream};
 use tidewheel_store::{BlobName, Direction, Query};
 
 use crate::{
     Engine, Error, PartitionId,
-    head::{Descriptor, Head, Placed},
-    keys,
+    head::{Head, Placed},
+    keys, limits,
     page::Page,
     segment,
 };
+
+/// Packed bytes of the segments that are read at the same time, about.
+const READ_AT_ONCE_BYTES: u64 = 16 * 1024 * 1024;
 
 /// The hashes of one segment's ids.
 #[derive(Debug)]
@@ -80,22 +84,22 @@ impl IdView {
         if synced < head.base {
             self.load_pages(engine, partition, head.base).await?;
         }
-        for placed in head.placed().filter(|p| p.end() <= to) {
-            if self.synced.is_none_or(|s| s <= placed.base) {
-                let hashes = self.segment_hashes(engine, partition, &placed.descriptor).await?;
-                self.add(placed.base, placed.descriptor.count, placed.time_us, hashes);
-            }
+        let synced = self.synced;
+        let lacks = |p: &Placed| p.end() <= to && synced.is_none_or(|s| s <= p.base);
+        let lacking: Vec<Placed> = head.placed().filter(lacks).collect();
+        // Side by side: who waits for each of them in turn is slower than whoever else appends meanwhile.
+        let largest = lacking.iter().map(|p| p.descriptor.bytes).max().unwrap_or(0).max(1);
+        let at_once = (READ_AT_ONCE_BYTES / largest).clamp(1, limits::HEAD_SEGMENTS as u64);
+        let reads = lacking.into_iter().map(async |placed| {
+            let segment = engine.segment(partition, &placed.descriptor).await?;
+            Ok::<_, Error>((placed, Arc::<[u64]>::from(segment.hashes.as_slice())))
+        });
+        let mut reads = std::pin::pin!(stream::iter(reads).buffered(at_once as usize));
+        while let Some(read) = reads.next().await {
+            let (placed, hashes) = read?;
+            self.add(placed.base, placed.descriptor.count, placed.time_us, hashes);
         }
         Ok(())
-    }
-
-    async fn segment_hashes(
-        &self,
-        engine: &Engine,
-        partition: &PartitionId,
-        descriptor: &Descriptor,
-    ) -> Result<Arc<[u64]>, Error> {
-        Ok(engine.segment(partition, descriptor).await?.hashes.as_slice().into())
     }
 
     /// Loads the pages that reach into the window, newest first until one does not; answers where the view begins.

@@ -69,6 +69,8 @@ pub(crate) struct Inner {
 pub(crate) struct Warm {
     head: Mutex<Option<Arc<Head>>>,
     page: Mutex<Option<Arc<Page>>>,
+    /// The beginning of the last list of descriptors that this process has filled.
+    filled: Mutex<Option<u64>>,
     /// Serialises this process's appends to the partition, so that they do not race each other's conditions. Other
     /// processes are kept apart by the conditions alone.
     pub(crate) append: tokio::sync::Mutex<IdView>,
@@ -86,6 +88,16 @@ impl Warm {
         if known.as_ref().is_none_or(|k| k.tail <= head.tail || k.stream_id != head.stream_id) {
             *known = Some(head);
         }
+    }
+
+    /// Remembers that an append of this process has filled the list that begins there.
+    pub(crate) fn fill(&self, base: u64) {
+        *self.filled.lock() = Some(base);
+    }
+
+    /// True if it was this process that filled the list that begins there.
+    pub(crate) fn has_filled(&self, base: u64) -> bool {
+        *self.filled.lock() == Some(base)
     }
 
     pub(crate) fn forget(&self) {
