@@ -99,6 +99,20 @@ pub struct Serve {
     #[arg(long, env = "TIDEWHEEL_SEAL_EVERY", default_value = "10", value_name = "SECONDS", value_parser = seconds)]
     pub seal_every: Duration,
 
+    /// Seconds between two rounds of making few large files of the tables' many small ones; 0 never does
+    ///
+    /// A table that has nothing new costs one small read a round. Where nothing is published (--seal-every 0), nothing is
+    /// compacted or cleaned.
+    #[arg(long, env = "TIDEWHEEL_COMPACT_EVERY", default_value = "60", value_name = "SECONDS", value_parser = seconds)]
+    pub compact_every: Duration,
+
+    /// Seconds between two rounds of forgetting the tables' old snapshots and deleting files that nothing names; 0 never
+    /// does
+    ///
+    /// What a reader may have opened stays for an hour after something newer has followed it.
+    #[arg(long, env = "TIDEWHEEL_CLEAN_EVERY", default_value = "900", value_name = "SECONDS", value_parser = seconds)]
+    pub clean_every: Duration,
+
     /// Seconds between two rounds of deleting what the streams' retention allows; 0 deletes nothing
     #[arg(long, env = "TIDEWHEEL_MAINTAIN_EVERY", default_value = "60", value_name = "SECONDS", value_parser = seconds)]
     pub maintain_every: Duration,
@@ -148,6 +162,8 @@ impl Default for Serve {
             encryption_key_file: None,
             publish_encrypted: false,
             seal_every: Duration::from_secs(10),
+            compact_every: Duration::from_secs(60),
+            clean_every: Duration::from_secs(900),
             maintain_every: Duration::from_secs(60),
             default_subscription_mode: Subscription::New,
             max_body_bytes: tidewheel_api::MAX_BODY_BYTES,

@@ -38,6 +38,38 @@ pub(crate) async fn maintain(maintenance: Maintenance, shared: bool) -> Result<(
     if shared { maintain_due(maintenance).await } else { maintain_all(maintenance).await }
 }
 
+/// Replaces small files of all tables by large ones. A table that fails does not stop the others.
+pub(crate) async fn compact(maintenance: Maintenance) -> Result<(), Error> {
+    each_stream(maintenance, |stream| Work::Compact { stream }).await
+}
+
+/// Forgets old snapshots of all tables, and deletes files that nothing names, and tables of deleted streams.
+pub(crate) async fn clean(maintenance: Maintenance) -> Result<(), Error> {
+    let mut failed = None;
+    for work in maintenance.removals().await? {
+        run(&maintenance, work, &mut failed).await;
+    }
+    each_stream(maintenance, |stream| Work::Clean { stream }).await?;
+    failed.map_or(Ok(()), Err)
+}
+
+/// Does a piece of work of every stream.
+async fn each_stream(maintenance: Maintenance, work: impl Fn(String) -> Work) -> Result<(), Error> {
+    let engine = maintenance.engine().clone();
+    let mut failed = None;
+    let mut after: Option<String> = None;
+    loop {
+        let names = engine.streams(after.as_deref(), STREAMS_AT_ONCE).await?;
+        after = names.last().filter(|_| names.len() == STREAMS_AT_ONCE).cloned();
+        for stream in names {
+            run(&maintenance, work(stream), &mut failed).await;
+        }
+        if after.is_none() {
+            return failed.map_or(Ok(()), Err);
+        }
+    }
+}
+
 /// Looks how far the partitions reach that somebody follows here, for what was pushed elsewhere.
 pub(crate) async fn follow(engine: Engine) -> Result<(), tidewheel_engine::Error> {
     let looks = engine.watched_partitions().into_iter().map(|id| {
@@ -65,17 +97,8 @@ async fn maintain_all(maintenance: Maintenance) -> Result<(), Error> {
     }
     run(&maintenance, Work::Traces, &mut failed).await;
     run(&maintenance, Work::Keys, &mut failed).await;
-    let mut after: Option<String> = None;
-    loop {
-        let names = engine.streams(after.as_deref(), STREAMS_AT_ONCE).await?;
-        after = names.last().filter(|_| names.len() == STREAMS_AT_ONCE).cloned();
-        for stream in names {
-            run(&maintenance, Work::Retain { stream, after: None }, &mut failed).await;
-        }
-        if after.is_none() {
-            return failed.map_or(Ok(()), Err);
-        }
-    }
+    each_stream(maintenance, |stream| Work::Retain { stream, after: None }).await?;
+    failed.map_or(Ok(()), Err)
 }
 
 /// Does what is due in this minute but sealing: retention, collection, sweeps. On a store that others share everybody
@@ -87,7 +110,9 @@ async fn maintain_due(maintenance: Maintenance) -> Result<(), Error> {
     loop {
         let found = maintenance.find(round, after.as_deref()).await?;
         for work in found.work {
-            if !matches!(work, Work::Seal { .. }) {
+            // These have rounds of their own.
+            let own = matches!(work, Work::Seal { .. } | Work::Compact { .. } | Work::Clean { .. });
+            if !own {
                 run(&maintenance, work, &mut failed).await;
             }
         }
@@ -121,6 +146,10 @@ async fn run(maintenance: &Maintenance, work: Work, failed: &mut Option<Error>) 
     match maintenance.run(&work, i64::MAX).await {
         Ok(outcome) => {
             let Done { expired, collected, swept, traces, keys, fired, .. } = outcome.done;
+            let Done { compacted, forgotten, deleted, .. } = outcome.done;
+            if compacted + forgotten + deleted > 0 {
+                tracing::info!(%work, compacted, forgotten, deleted, "maintained");
+            }
             if expired + collected + swept + traces + keys + fired > 0 {
                 tracing::info!(%work, expired, collected, swept, traces, keys, fired, "maintained");
             }

@@ -171,6 +171,18 @@ impl Stack {
             rounds::seal(sealed.clone())
         });
         let (maintenance, shared) = (Maintenance::new(&engine, &tables), place.shared);
+        // Whoever publishes looks after what is published.
+        let of_tables = |period| if options.seal_every.is_zero() { Duration::ZERO } else { period };
+        let compacted = maintenance.clone();
+        let compact_every = of_tables(options.compact_every);
+        let compact = schedule::every("compact", compact_every, closed.clone(), move || {
+            rounds::compact(compacted.clone())
+        });
+        let cleaned = maintenance.clone();
+        let clean_every = of_tables(options.clean_every);
+        let clean = schedule::every("clean", clean_every, closed.clone(), move || {
+            rounds::clean(cleaned.clone())
+        });
         let maintain =
             schedule::every("maintain", options.maintain_every, closed.clone(), move || {
                 rounds::maintain(maintenance.clone(), shared)
@@ -180,7 +192,7 @@ impl Stack {
         let timers = schedule::every("timers", timers_every, closed.clone(), move || {
             rounds::fire(timed.clone())
         });
-        let mut tasks = vec![seal, maintain, timers];
+        let mut tasks = vec![seal, compact, clean, maintain, timers];
         if place.shared {
             let followed = engine.clone();
             tasks.push(schedule::every("follow", options.follow_every, closed, move || {

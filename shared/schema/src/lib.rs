@@ -6,11 +6,13 @@
 //! This crate knows no streams, no store and no Arrow: what a column is in a file is said where the files are written.
 
 mod json;
+mod layout;
 pub mod limits;
 mod row;
 mod schema;
 
 pub use crate::{
+    layout::{MetadataUris, metadata_uris},
     row::{Cell, Row, RowError},
     schema::{Column, Encoding, Kind, RESERVED, Schema, SchemaError},
 };

@@ -18,10 +18,9 @@ use parquet::{
     file::properties::WriterProperties,
     schema::types::ColumnPath,
 };
-use tidewheel_engine::Uuid;
 use tidewheel_store::Env;
 
-use crate::{Error, files::Files, limits, shape::Shape};
+use crate::{Error, directory, files::Files, limits, shape::Shape};
 
 /// Writes the data files of one seal.
 pub(crate) struct DataWriter {
@@ -71,7 +70,7 @@ impl DataWriter {
         let mut open = match self.open.take() {
             Some(open) => open,
             None => {
-                let file = format!("data/{}.parquet", Uuid::random(&self.env));
+                let file = format!("data/{}.parquet", directory::fresh_id(&self.env));
                 let uri = self.files.directory.uri_of(&file);
                 let writer = self.parquet.build(self.scratch.new_output(&uri)?).await?;
                 Open { file, uri, writer }
@@ -86,11 +85,17 @@ impl DataWriter {
         }
     }
 
+    /// Writes what there is of the open file, so that the next row begins another.
+    pub(crate) async fn cut(&mut self) -> Result<(), Error> {
+        match self.open.take() {
+            Some(open) => self.close(open).await,
+            None => Ok(()),
+        }
+    }
+
     /// Writes what is left and answers the files.
     pub(crate) async fn finish(mut self) -> Result<Vec<DataFile>, Error> {
-        if let Some(open) = self.open.take() {
-            self.close(open).await?;
-        }
+        self.cut().await?;
         Ok(self.done)
     }
 

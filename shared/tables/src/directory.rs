@@ -1,8 +1,9 @@
 //! Where a table's files are, and what they are called.
 //!
 //! `<root>/tables/<stream>/metadata` and `.../data`. A stream's name may be any text; its directory is the name itself
-//! where that is safe everywhere, and else an encoding that can be read back. File names carry chance: no two
-//! writers ever meet, and a writer that was frozen for an hour cannot overwrite anything.
+//! where that is safe everywhere, and else an encoding that can be read back. File names carry chance and the time that they
+//! were made: no two writers ever meet, a writer that was frozen for an hour cannot overwrite anything, and the
+//! collector knows what is too young to be judged.
 
 use object_store::path::Path;
 use tidewheel_engine::Uuid;
@@ -64,14 +65,26 @@ impl Directory {
 
     /// The place of a file in the object store, by its name within the table.
     pub(crate) fn path_of(&self, file: &str) -> Path {
-        file.split('/').fold(self.path.clone(), |path, part| path.join(part))
+        let parts = file.split('/').filter(|part| !part.is_empty());
+        parts.fold(self.path.clone(), |path, part| path.join(part))
+    }
+
+    /// The name within the table of a location that a metadata file names; `None` if it is outside of the table.
+    pub(crate) fn file_of_uri<'a>(&self, uri: &'a str) -> Option<&'a str> {
+        let file = uri.strip_prefix(&self.uri)?.strip_prefix('/')?;
+        let plain = !file.split('/').any(|part| matches!(part, "" | "." | ".."));
+        plain.then_some(file)
     }
 
     /// The place of a location that a metadata file names; `None` if it is outside of the table.
     pub(crate) fn path_of_uri(&self, uri: &str) -> Option<Path> {
-        let file = uri.strip_prefix(&self.uri)?.strip_prefix('/')?;
-        let plain = !file.split('/').any(|part| matches!(part, "" | "." | ".."));
-        plain.then(|| self.path_of(file))
+        self.file_of_uri(uri).map(|file| self.path_of(file))
+    }
+
+    /// The name within the table of a place in the object store; `None` if it is outside of the table.
+    pub(crate) fn file_of(&self, path: &Path) -> Option<String> {
+        let parts: Vec<_> = path.prefix_match(&self.path)?.map(|p| p.as_ref().to_owned()).collect();
+        Some(parts.join("/"))
     }
 }
 
@@ -80,7 +93,36 @@ pub(crate) const HINT: &str = "metadata/version-hint.text";
 
 /// A metadata file's name without its suffix: what the hint says. Readers number the versions by the leading digits.
 pub(crate) fn metadata_stem(version: u64, env: &Env) -> String {
-    format!("{version:05}-{}", Uuid::random(env))
+    format!("{version:05}-{}", fresh_id(env))
+}
+
+/// A name that nobody else has and that says when it was made: a UUIDv7.
+pub(crate) fn fresh_id(env: &Env) -> Uuid {
+    let ms = (env.now_us().max(0) as u64) / 1000;
+    let mut bytes = [0; 16];
+    bytes[..8].copy_from_slice(&(ms << 16 | env.random() & 0x0fff | 0x7000).to_be_bytes());
+    bytes[8..].copy_from_slice(&(env.random() >> 2 | 1 << 63).to_be_bytes());
+    Uuid::from_bytes(bytes)
+}
+
+/// When the name of a file was made, µs since 1970, to the millisecond; `None` if it does not say.
+pub(crate) fn made_us(file: &str) -> Option<i64> {
+    let name = file.rsplit('/').next()?;
+    (0..name.len()).find_map(|at| {
+        let id = *name.get(at..at + ID_CHARS).and_then(Uuid::parse)?.as_bytes();
+        let mut ms = [0; 8];
+        ms[2..].copy_from_slice(&id[..6]);
+        (id[6] >> 4 == 7).then(|| (u64::from_be_bytes(ms) as i64).saturating_mul(1000))
+    })
+}
+
+/// Characters of an id in a name.
+const ID_CHARS: usize = 36;
+
+/// The version in the name of a metadata file, by its name within the table.
+pub(crate) fn metadata_version(file: &str) -> Option<u64> {
+    let stem = file.strip_prefix("metadata/")?.strip_suffix(".metadata.json")?;
+    stem_version(stem)
 }
 
 /// The metadata file of a stem.
@@ -136,6 +178,24 @@ mod tests {
         let (a, b) = ("ü".repeat(255) + "a", "ü".repeat(255) + "b");
         assert_ne!(directory_name(&a), directory_name(&b));
         assert!(directory_name(&a).len() <= 255);
+    }
+
+    #[test]
+    fn a_name_says_when_it_was_made() {
+        let env = Env::system();
+        let before = env.now_us() / 1000 * 1000;
+        for file in [
+            format!("data/{}.parquet", fresh_id(&env)),
+            format!("metadata/snap-8712-{}.avro", fresh_id(&env)),
+            metadata_file(&metadata_stem(12, &env)),
+        ] {
+            let made = made_us(&file).unwrap();
+            assert!(before <= made && made <= env.now_us(), "{file}");
+        }
+        assert_eq!(metadata_version(&metadata_file(&metadata_stem(12, &env))), Some(12));
+        for none in [HINT, "data/a.parquet", &format!("data/{}.parquet", Uuid::random(&env))] {
+            assert_eq!(made_us(none), None, "{none}");
+        }
     }
 
     #[test]

@@ -6,15 +6,26 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
+use futures_util::{TryStreamExt, future::try_join_all};
 use object_store::{ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload, UpdateVersion};
 
 use crate::{
     Error,
-    directory::{Directory, HINT, stem_version},
+    directory::{Directory, HINT, made_us, stem_version},
+    limits,
 };
 
 /// Attempts to move a hint that others move as well.
 const HINT_ATTEMPTS: usize = 8;
+
+/// A file that was found in a table's directory.
+#[derive(Clone, Debug)]
+pub(crate) struct Listed {
+    /// Its name within the table.
+    pub(crate) file: String,
+    /// When it was made, µs: by its name, else by the object store's clock.
+    pub(crate) made_us: i64,
+}
 
 #[derive(Clone, Debug)]
 pub(crate) struct Files {
@@ -45,6 +56,53 @@ impl Files {
             Error::Corrupt(format!("`{uri}` is outside of the table's `{}`", self.directory.uri()))
         })?;
         self.get(&path).await
+    }
+
+    /// Every file of the table but the hint.
+    pub(crate) async fn list(&self) -> Result<Vec<Listed>, Error> {
+        let mut found = Vec::new();
+        for part in ["data", "metadata"] {
+            let path = self.directory.path_of(part);
+            let mut listed = self.objects.list(Some(&path));
+            while let Some(meta) = listed.try_next().await.map_err(|e| failed(&path, e))? {
+                let Some(file) = self.directory.file_of(&meta.location) else { continue };
+                if file != HINT {
+                    let made = made_us(&file);
+                    let made_us = made.unwrap_or_else(|| meta.last_modified.timestamp_micros());
+                    found.push(Listed { file, made_us });
+                }
+            }
+        }
+        Ok(found)
+    }
+
+    /// Every file below the table's directory, by its name within it.
+    pub(crate) async fn everything(&self) -> Result<Vec<String>, Error> {
+        let path = self.directory.path_of("");
+        let mut found = Vec::new();
+        let mut listed = self.objects.list(Some(&path));
+        while let Some(meta) = listed.try_next().await.map_err(|e| failed(&path, e))? {
+            found.extend(self.directory.file_of(&meta.location));
+        }
+        Ok(found)
+    }
+
+    /// Deletes files, by their names within the table. Answers how many were there.
+    pub(crate) async fn delete(&self, files: &[String]) -> Result<usize, Error> {
+        let mut deleted = 0;
+        for some in files.chunks(limits::FILES_AT_ONCE) {
+            let deletes = some.iter().map(|file| self.delete_one(self.directory.path_of(file)));
+            deleted += try_join_all(deletes).await?.into_iter().filter(|there| *there).count();
+        }
+        Ok(deleted)
+    }
+
+    async fn delete_one(&self, path: object_store::path::Path) -> Result<bool, Error> {
+        match self.objects.delete(&path).await {
+            Ok(()) => Ok(true),
+            Err(object_store::Error::NotFound { .. }) => Ok(false),
+            Err(e) => Err(failed(&path, e)),
+        }
     }
 
     async fn get(&self, path: &object_store::path::Path) -> Result<Bytes, Error> {

@@ -12,6 +12,8 @@
 //! | `snapshot` | number | id of the current snapshot |
 //! | `rows` | number | rows in the table |
 //! | `sealed_us` | number | when the snapshot was committed, µs |
+//! | `compacted` | number | version up to which small files were looked for; absent before the first time |
+//! | `mark_us` | number | files that were made before, µs, and were not named then, are gone: no commit may name one |
 //! | `positions`, `position_blobs` | bytes, list | see [`crate::positions`] |
 //! | `schema` or `schema_blob` | text | the declared schema, or the id of the blob that has it |
 //!
@@ -44,6 +46,8 @@ pub(crate) struct Head {
     pub(crate) snapshot: i64,
     pub(crate) rows: u64,
     pub(crate) sealed_us: i64,
+    pub(crate) compacted: u64,
+    pub(crate) mark_us: i64,
     pub(crate) positions: Positions,
     pub(crate) schema: Option<Declared>,
 }
@@ -68,6 +72,8 @@ impl Head {
             snapshot: -1,
             rows: 0,
             sealed_us: 0,
+            compacted: 0,
+            mark_us: 0,
             positions: Positions::default(),
             schema: None,
         }
@@ -102,6 +108,8 @@ impl Head {
             snapshot: item.int("snapshot").unwrap_or(-1),
             rows: item.int("rows").unwrap_or(0).max(0) as u64,
             sealed_us: item.int("sealed_us").unwrap_or(0),
+            compacted: item.int("compacted").unwrap_or(0).max(0) as u64,
+            mark_us: item.int("mark_us").unwrap_or(0),
             positions: Positions::from_item(item)?,
             schema,
         })
@@ -116,6 +124,12 @@ impl Head {
             .with("snapshot", self.snapshot)
             .with("rows", self.rows as i64)
             .with("sealed_us", self.sealed_us);
+        if self.compacted > 0 {
+            item.set("compacted", self.compacted as i64);
+        }
+        if self.mark_us > 0 {
+            item.set("mark_us", self.mark_us);
+        }
         if let Some(stem) = &self.stem {
             item.set("stem", stem.as_str());
         }

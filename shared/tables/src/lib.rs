@@ -12,12 +12,18 @@
 //! SELECT count(*) FROM iceberg_scan('/data/tables/orders');   -- DuckDB
 //! ```
 //!
+//! [`Tables::compact`] makes few large files of many small ones, [`Tables::clean`] forgets old snapshots and deletes what
+//! nothing names. Both write the same head on the same condition.
+//!
 //! [`maintain`] is what streams and tables need done beside: sealing, retention, collection, sweeps, in pieces.
 //!
 //! This crate knows no HTTP. It reads streams through [`Source`], which the engine is, keeps heads in the store, and
 //! files in any object store. It is the only crate that depends on Arrow, Parquet and Iceberg.
 
+mod clean;
 mod columns;
+mod commit;
+mod compact;
 mod data;
 mod directory;
 mod error;
@@ -25,7 +31,9 @@ mod files;
 mod head;
 pub mod limits;
 pub mod maintain;
+mod manifests;
 mod positions;
+mod remove;
 mod scan;
 mod seal;
 mod shape;
@@ -34,7 +42,9 @@ mod source;
 mod tables;
 
 pub use crate::{
+    clean::Cleaned,
     columns::{ENCODING, arrow_fields},
+    compact::Compacted,
     directory::directory_name,
     error::{Error, UnfitRecord},
     scan::Scan,

@@ -69,3 +69,24 @@ pub(crate) const FIND_AT_ONCE: usize = 32;
 
 /// Streams that are behind of which one call tells how far.
 pub(crate) const FIND_LAGS: usize = 50;
+
+/// Snapshots that a table's metadata remembers whatever their age: readers of so busy a table are cut short.
+pub(crate) const SNAPSHOTS_AT_MOST: usize = 5000;
+
+/// Files of a table that are read or deleted at the same time.
+pub(crate) const FILES_AT_ONCE: usize = 16;
+
+/// Attempts to put a compaction on top of what others commit meanwhile.
+pub(crate) const REBASES: usize = 4;
+
+/// Bytes of rows, as they are in memory, that a compaction sorts at once. A file is not larger than that.
+pub(crate) const SORT_BYTES: usize = 192 * 1024 * 1024;
+
+/// Files that one compaction takes at most.
+pub(crate) const COMPACT_FILES_AT_MOST: usize = 1000;
+
+/// A file that is no larger is compacted with any smaller one.
+pub(crate) const TINY_BYTES: u64 = 64 * 1024;
+
+/// Tables of deleted streams that one look lists.
+pub(crate) const BURIED: usize = 100;

@@ -50,6 +50,11 @@ impl Positions {
         }
     }
 
+    /// Ids of the blobs.
+    pub(crate) fn blobs(&self) -> impl Iterator<Item = &String> {
+        self.blobs.iter()
+    }
+
     /// Reads the blobs.
     pub(crate) async fn load(self, store: &dyn Store, owner: &str) -> Result<Loaded, Error> {
         let mut blobs = Vec::with_capacity(self.blobs.len());

@@ -8,8 +8,9 @@ use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use crate::{
     Error, data,
     files::Files,
+    manifests::{live_files, load_manifest_list},
     shape,
-    snapshot::{load_manifest, load_manifest_list, load_metadata},
+    snapshot::load_metadata,
     tables::Tables,
 };
 
@@ -49,19 +50,10 @@ async fn scan(files: &Files, stem: &str) -> Result<Scan, Error> {
         .current_snapshot()
         .ok_or_else(|| Error::Corrupt(format!("metadata `{stem}` has no snapshot")))?;
     let manifests = load_manifest_list(files, snapshot).await?;
-    let mut data_files = Vec::new();
-    for manifest in &manifests {
-        for entry in load_manifest(files, manifest).await?.entries() {
-            if entry.is_alive() {
-                let sequence = entry.sequence_number().unwrap_or(manifest.sequence_number);
-                data_files.push((sequence, entry.data_file().clone()));
-            }
-        }
-    }
-    data_files.sort_by_key(|(sequence, _)| *sequence);
+    let data_files = live_files(files, &manifests).await?;
     let mut batches = Vec::new();
-    for (_, file) in &data_files {
-        let body = files.read_uri(file.file_path()).await?;
+    for file in &data_files {
+        let body = files.read_uri(file.data.file_path()).await?;
         for batch in ParquetRecordBatchReaderBuilder::try_new(body)?.build()? {
             batches.push(batch?);
         }

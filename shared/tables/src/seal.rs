@@ -8,20 +8,22 @@
 //! A seal never waits for another and never blocks a push. It reads a partition up to its tail, or to the bound of
 //! one call, and says whether there is more.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 use futures_util::StreamExt;
+use iceberg::spec::Operation;
 use tidewheel_engine::{PartitionId, PartitionInfo, Uuid};
 
 use crate::{
     Error, UnfitRecord,
+    commit::{Flip, check_mark},
     data::{self, DataWriter},
     files::Files,
-    head::{self, Flipped, Head},
+    head::{self, Head},
     limits,
     positions::Loaded,
     shape::Shape,
-    snapshot::{self, Append, Appended, Base},
+    snapshot::{Base, Change, Commit, Written},
     tables::Tables,
 };
 
@@ -155,11 +157,11 @@ impl Tables {
             let data = writer.finish().await?;
             sealed.files = data.len();
             sealed.partitions = found.moved.len();
-            let appended =
+            let written =
                 self.publish((&id, stream), &files, head, base, positions, data, &found).await?;
-            sealed.snapshot_id = Some(appended.snapshot_id);
+            sealed.snapshot_id = Some(written.snapshot_id);
             sealed.commit_lag_us = found.oldest_us.map(|us| (inner.env.now_us() - us).max(0));
-            if let Err(e) = self.advance_hint(&id, &files, &appended.stem).await {
+            if let Err(e) = self.advance_hint(&id, &files, &written.stem).await {
                 tracing::warn!(stream, error = %e, "the table's hint lags; the next seal moves it");
                 sealed.hinted = false;
             }
@@ -217,7 +219,12 @@ impl Tables {
     }
 
     /// Moves a table's hint, unless this process has seen it there.
-    async fn advance_hint(&self, id: &Uuid, files: &Files, stem: &str) -> Result<(), Error> {
+    pub(crate) async fn advance_hint(
+        &self,
+        id: &Uuid,
+        files: &Files,
+        stem: &str,
+    ) -> Result<(), Error> {
         let hinted = &self.inner.hinted;
         if hinted.lock().get(id).is_some_and(|seen| seen == stem) {
             return Ok(());
@@ -321,46 +328,38 @@ impl Tables {
         positions: Loaded,
         data: Vec<iceberg::spec::DataFile>,
         found: &Found,
-    ) -> Result<Appended, Error> {
+    ) -> Result<Written, Error> {
         let inner = &*self.inner;
         let commit_id = inner.env.token();
         // A stream that was deleted and made again goes on where the old table's hint is: a hint never goes back.
         let last = if head.version == 0 { files.hint_version().await? } else { head.version };
         let version = last + 1;
-        let append = Append {
-            commit_id: &commit_id,
-            files: data,
-            moved: &found.moved,
-            version,
-            snapshots: inner.settings.snapshots,
+        let commit = Commit { id: &commit_id, version, keep: self.keep() };
+        let change = Change {
+            operation: Operation::Append,
+            added: data,
+            sequence: None,
+            removed: HashSet::new(),
+            moved: found.moved.clone(),
         };
-        let appended = base.append(files, &inner.env, append).await?;
+        let conflict = || Error::Conflict(stream.1.to_owned());
+        check_mark(&change.added, &head).map_err(|()| conflict())?;
+        // It removes nothing, so nothing that it removes can be missing.
+        let written = base.change(files, &inner.env, &commit, change).await?;
+        let written = written.ok_or_else(conflict)?;
 
         let (positions, blob) = positions.moved(&found.moved, &head::owner(stream.0), &inner.env);
         let before = head.commit.clone();
         let after = Head {
             version,
-            stem: Some(appended.stem.clone()),
-            snapshot: appended.snapshot_id,
+            stem: Some(written.stem.clone()),
+            snapshot: written.snapshot_id,
             rows: head.rows + found.rows,
             sealed_us: inner.env.now_us(),
             positions,
             ..head
         };
-        let store = &*inner.store;
-        match head::flip(store, &inner.env, stream, &before, &commit_id, &after, blob).await? {
-            Flipped::Done => Ok(appended),
-            Flipped::Other(current) => {
-                // Ours may have landed, its reply lost, and another on top of it.
-                let current = current.map(|item| Head::from_item(&item)).transpose()?;
-                if let Some(stem) = current.and_then(|head| head.stem) {
-                    let metadata = snapshot::load_metadata(files, &stem).await?;
-                    if snapshot::has_commit(&metadata, &commit_id) {
-                        return Ok(appended);
-                    }
-                }
-                Err(Error::Conflict(stream.1.to_owned()))
-            }
-        }
+        let flip = Flip { before: &before, commit_id: &commit_id, after: &after, blob };
+        if self.flip(stream, files, flip).await? { Ok(written) } else { Err(conflict()) }
     }
 }

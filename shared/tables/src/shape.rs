@@ -83,15 +83,19 @@ impl Shape {
         Ok(iceberg::spec::Schema::builder().with_fields(fields).build()?)
     }
 
+    /// The columns that rows are ordered by.
+    pub(crate) fn row_order(&self) -> Vec<&str> {
+        match self {
+            Shape::Envelope => vec!["partition", "offset"],
+            Shape::Declared(_) => vec!["litelink_offset"],
+        }
+    }
+
     /// The order of the rows, for the table's schema.
     pub(crate) fn sort_order(&self, schema: &iceberg::spec::Schema) -> Result<SortOrder, Error> {
-        let names: &[&str] = match self {
-            Shape::Envelope => &["partition", "offset"],
-            Shape::Declared(_) => &["litelink_offset"],
-        };
         let mut order = SortOrder::builder();
         order.with_order_id(1);
-        for name in names {
+        for name in self.row_order() {
             let id = schema
                 .field_id_by_name(name)
                 .ok_or_else(|| Error::Corrupt(format!("the table has no column `{name}`")))?;

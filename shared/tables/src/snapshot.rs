@@ -1,23 +1,34 @@
-//! Iceberg metadata: a table's first version, and the next one with an appended snapshot.
+//! Iceberg metadata: a table's first version, and the next one, with one snapshot more or some fewer.
+//!
+//! The `iceberg` crate appends, but it has no action that replaces or removes data files, and none of its actions can be
+//! committed anywhere but in its own catalogs. So the versions are written here on its public metadata types. A snapshot that
+//! removes files writes the manifests that name them once more, with those entries deleted and every other as it was: entries
+//! keep the snapshot and the sequence numbers that they had. Rows that are only written again keep the age of the
+//! files that they come from, so that a table's order is the order in which rows came in, whatever was
+//! compacted.
 //!
 //! Nothing here commits anything. It writes files that no reader can find yet, and answers the name of a metadata
 //! file; the head's conditional write makes it count.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
-use bytes::Bytes;
 use iceberg::{
     io::FileIO,
     spec::{
-        DataFile, FormatVersion, MAIN_BRANCH, Manifest, ManifestContentType, ManifestFile,
-        ManifestList, ManifestListWriter, ManifestWriterBuilder, Operation, SchemaRef, Snapshot,
+        DataFile, FormatVersion, MAIN_BRANCH, ManifestFile, Operation, SchemaRef, Snapshot,
         Summary, TableMetadata, TableMetadataBuilder, UnboundPartitionSpec,
     },
 };
 use tidewheel_engine::{PartitionId, Uuid};
 use tidewheel_store::Env;
 
-use crate::{Error, directory, files::Files, limits, shape::Shape};
+use crate::{
+    Error, directory,
+    files::Files,
+    limits,
+    manifests::{ManifestStore, load_manifest_list},
+    shape::Shape,
+};
 
 /// Summary property: the commit's id, by which an unknown outcome is resolved.
 pub(crate) const COMMIT_ID: &str = "tidewheel.commit-id";
@@ -25,6 +36,9 @@ pub(crate) const COMMIT_ID: &str = "tidewheel.commit-id";
 const POSITIONS: &str = "tidewheel.positions";
 /// Summary property: how many partitions the commit moved.
 const PARTITIONS: &str = "tidewheel.partitions";
+
+/// Table property: the stream's name.
+pub(crate) const STREAM: &str = "tidewheel.stream";
 
 /// A table's metadata as it is, or as it will first be.
 pub(crate) struct Base {
@@ -36,19 +50,42 @@ pub(crate) struct Base {
     manifests: Vec<ManifestFile>,
 }
 
-/// What a snapshot appends.
-pub(crate) struct Append<'a> {
-    pub(crate) commit_id: &'a str,
-    pub(crate) files: Vec<DataFile>,
-    pub(crate) moved: &'a BTreeMap<PartitionId, u64>,
+/// A version of the metadata that is about to be written.
+pub(crate) struct Commit<'a> {
+    /// Its id, by which it is found if its reply is lost.
+    pub(crate) id: &'a str,
     /// The version that the metadata gets.
     pub(crate) version: u64,
-    /// Snapshots that the metadata remembers.
-    pub(crate) snapshots: usize,
+    /// What the metadata goes on remembering.
+    pub(crate) keep: Keep,
 }
 
-/// A snapshot whose files are written.
-pub(crate) struct Appended {
+/// Which snapshots metadata remembers. The current one always, and whatever was current a short while ago, because
+/// somebody may read it still.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Keep {
+    /// Snapshots, the current one included.
+    pub(crate) count: usize,
+    /// How old a snapshot may get, ms.
+    pub(crate) age_ms: i64,
+    /// How long a snapshot is remembered at least after another has followed it, ms.
+    pub(crate) pin_ms: i64,
+}
+
+/// What a snapshot changes.
+pub(crate) struct Change {
+    pub(crate) operation: Operation,
+    pub(crate) added: Vec<DataFile>,
+    /// How old the added rows are, if they are not new.
+    pub(crate) sequence: Option<i64>,
+    /// Files that it removes, by their location.
+    pub(crate) removed: HashSet<String>,
+    /// Positions that the commit moves.
+    pub(crate) moved: BTreeMap<PartitionId, u64>,
+}
+
+/// A version whose files are written.
+pub(crate) struct Written {
     pub(crate) stem: String,
     pub(crate) snapshot_id: i64,
 }
@@ -64,7 +101,7 @@ impl Base {
         let schema = shape.iceberg()?;
         let order = shape.sort_order(&schema)?;
         let mut properties = HashMap::from([
-            ("tidewheel.stream".to_owned(), stream.1.to_owned()),
+            (STREAM.to_owned(), stream.1.to_owned()),
             ("tidewheel.stream-id".to_owned(), stream.0.to_string()),
             ("write.parquet.compression-codec".to_owned(), "zstd".to_owned()),
             ("write.metadata.previous-versions-max".to_owned(), limits::METADATA_LOG.to_string()),
@@ -117,17 +154,23 @@ impl Base {
         self.partition_spec.spec_id()
     }
 
-    /// Writes the manifests and the metadata file of the next version.
-    pub(crate) async fn append(
-        self,
+    /// The manifests of the current snapshot.
+    pub(crate) fn manifests(&self) -> &[ManifestFile] {
+        &self.manifests
+    }
+
+    /// Writes the manifests and the metadata file of the next version, with one snapshot more. `None` if the change
+    /// removes a file that is not there any more.
+    pub(crate) async fn change(
+        mut self,
         files: &Files,
         env: &Env,
-        append: Append<'_>,
-    ) -> Result<Appended, Error> {
+        commit: &Commit<'_>,
+        change: Change,
+    ) -> Result<Option<Written>, Error> {
         let snapshot_id = self.fresh_snapshot_id(env);
         let parent = self.metadata.as_ref().and_then(|m| m.current_snapshot()).cloned();
         let sequence = self.metadata.as_ref().map_or(1, TableMetadata::next_sequence_number);
-        let summary = summary(parent.as_ref().map(|s| s.summary()), &append)?;
 
         let writer = ManifestStore {
             files,
@@ -137,31 +180,68 @@ impl Base {
             partition_spec: &self.partition_spec,
             snapshot_id,
         };
-        let added = writer.added(append.files).await?;
-        let mut manifests = vec![added];
-        manifests.extend(writer.merged(self.manifests).await?);
+        let present = std::mem::take(&mut self.manifests);
+        let (rest, removed) = writer.removing(present, &change.removed).await?;
+        if removed.files != change.removed.len() as u64 {
+            return Ok(None);
+        }
+        let added = Tally::of(&change.added);
+        let summary =
+            summary(parent.as_ref().map(|s| s.summary()), commit.id, &change, &added, &removed)?;
+        let mut manifests = Vec::new();
+        if !change.added.is_empty() {
+            manifests.push(writer.added(change.added, change.sequence).await?);
+        }
+        manifests.extend(writer.merged(rest).await?);
         let list =
             writer.list(manifests, parent.as_ref().map(|s| s.snapshot_id()), sequence).await?;
 
         // A reader walks snapshots by time, and clocks of different writers disagree.
         let last = self.metadata.as_ref().map_or(0, TableMetadata::last_updated_ms);
+        let now_ms = (env.now_us() / 1000).max(last);
         let snapshot = Snapshot::builder()
             .with_snapshot_id(snapshot_id)
             .with_parent_snapshot_id(parent.map(|s| s.snapshot_id()))
             .with_sequence_number(sequence)
-            .with_timestamp_ms((env.now_us() / 1000).max(last))
+            .with_timestamp_ms(now_ms)
             .with_manifest_list(list)
             .with_schema_id(self.schema.schema_id())
             .with_summary(summary)
             .build();
-        let oldest =
-            self.metadata.as_ref().map(|m| beyond(m, append.snapshots)).unwrap_or_default();
-        let builder = self.builder.remove_snapshots(&oldest);
+        let expired = match &self.metadata {
+            Some(metadata) => expired(metadata, commit.keep, now_ms, 1),
+            None => Vec::new(),
+        };
+        let builder = self.builder.remove_snapshots(&expired);
         let metadata = builder.set_branch_snapshot(snapshot, MAIN_BRANCH)?.build()?.metadata;
         let body = serde_json::to_vec(&metadata).map_err(|e| Error::Format(e.to_string()))?;
-        let stem = directory::metadata_stem(append.version, env);
+        let stem = directory::metadata_stem(commit.version, env);
         files.write(&directory::metadata_file(&stem), body.into()).await?;
-        Ok(Appended { stem, snapshot_id })
+        Ok(Some(Written { stem, snapshot_id }))
+    }
+
+    /// Writes the metadata file of a version that only forgets snapshots. `None` if there is none to forget.
+    pub(crate) async fn expire(
+        self,
+        files: &Files,
+        env: &Env,
+        commit: &Commit<'_>,
+    ) -> Result<Option<(String, usize)>, Error> {
+        let Some(before) = &self.metadata else { return Ok(None) };
+        let now_ms = (env.now_us() / 1000).max(before.last_updated_ms());
+        let expired = expired(before, commit.keep, now_ms, 0);
+        if expired.is_empty() {
+            return Ok(None);
+        }
+        let metadata = self.builder.remove_snapshots(&expired).build()?.metadata;
+        let mut body = serde_json::to_value(&metadata).map_err(|e| Error::Format(e.to_string()))?;
+        // Without a new snapshot the builder would take the time from a clock of its own.
+        if let Some(updated) = body.get_mut("last-updated-ms") {
+            *updated = now_ms.into();
+        }
+        let stem = directory::metadata_stem(commit.version, env);
+        files.write(&directory::metadata_file(&stem), body.to_string().into()).await?;
+        Ok(Some((stem, expired.len())))
     }
 
     fn fresh_snapshot_id(&self, env: &Env) -> i64 {
@@ -175,43 +255,29 @@ impl Base {
     }
 }
 
-/// The oldest snapshots, those too many once one more is added. The current one is never among them.
-fn beyond(metadata: &TableMetadata, keep: usize) -> Vec<i64> {
-    let mut snapshots: Vec<_> =
-        metadata.snapshots().map(|s| (s.sequence_number(), s.snapshot_id())).collect();
+/// The snapshots that metadata need not remember any longer once it has so many more.
+fn expired(metadata: &TableMetadata, keep: Keep, now_ms: i64, more: usize) -> Vec<i64> {
+    let mut snapshots: Vec<_> = metadata
+        .snapshots()
+        .map(|s| (s.sequence_number(), s.timestamp_ms(), s.snapshot_id()))
+        .collect();
     snapshots.sort_unstable();
-    let excess = (snapshots.len() + 1).saturating_sub(keep.max(1));
-    snapshots.truncate(excess);
-    snapshots
-        .into_iter()
-        .map(|(_, id)| id)
-        .filter(|id| Some(*id) != metadata.current_snapshot_id())
-        .collect()
+    let count = snapshots.len() + more;
+    let followed = snapshots.iter().skip(1).map(|next| next.1).chain([now_ms]);
+    let ripe = |(at, ((_, made_ms, id), followed_ms)): (usize, (&(i64, i64, i64), i64))| {
+        let left = count - at;
+        let unread = now_ms - followed_ms >= keep.pin_ms;
+        let old = now_ms - made_ms >= keep.age_ms || left > keep.count.max(1);
+        let goes = unread && old || left > limits::SNAPSHOTS_AT_MOST;
+        (goes && Some(*id) != metadata.current_snapshot_id()).then_some(*id)
+    };
+    snapshots.iter().zip(followed).enumerate().filter_map(ripe).collect()
 }
 
 /// Reads a metadata file.
 pub(crate) async fn load_metadata(files: &Files, stem: &str) -> Result<TableMetadata, Error> {
     let body = files.read(&directory::metadata_file(stem)).await?;
     serde_json::from_slice(&body).map_err(|e| Error::Corrupt(format!("metadata `{stem}`: {e}")))
-}
-
-/// Reads a snapshot's list of manifests.
-pub(crate) async fn load_manifest_list(
-    files: &Files,
-    snapshot: &Snapshot,
-) -> Result<Vec<ManifestFile>, Error> {
-    let body = files.read_uri(snapshot.manifest_list()).await?;
-    let list = ManifestList::parse_with_version(&body, FormatVersion::V2)?;
-    Ok(list.consume_entries().into_iter().collect())
-}
-
-/// Reads a manifest.
-pub(crate) async fn load_manifest(
-    files: &Files,
-    manifest: &ManifestFile,
-) -> Result<Manifest, Error> {
-    let body = files.read_uri(&manifest.manifest_path).await?;
-    Ok(Manifest::parse_avro(&body)?)
 }
 
 /// True if a commit of this id is among the table's snapshots.
@@ -221,126 +287,71 @@ pub(crate) fn has_commit(metadata: &TableMetadata, commit_id: &str) -> bool {
     })
 }
 
-/// Writes the manifests of one snapshot.
-struct ManifestStore<'a> {
-    files: &'a Files,
-    env: &'a Env,
-    /// Where a file is built.
-    scratch: FileIO,
-    schema: &'a SchemaRef,
-    partition_spec: &'a iceberg::spec::PartitionSpec,
-    snapshot_id: i64,
+/// What some data files hold.
+#[derive(Default)]
+pub(crate) struct Tally {
+    pub(crate) files: u64,
+    pub(crate) rows: u64,
+    pub(crate) bytes: u64,
 }
 
-impl ManifestStore<'_> {
-    fn writer(&self) -> Result<(String, ManifestWriterBuilder), Error> {
-        let file = format!("metadata/{}-m0.avro", Uuid::random(self.env));
-        let output = self.scratch.new_output(self.files.directory.uri_of(&file))?;
-        let (schema, spec) = (self.schema.clone(), self.partition_spec.clone());
-        Ok((file, ManifestWriterBuilder::new(output, Some(self.snapshot_id), schema, spec)))
-    }
-
-    async fn store(&self, file: &str) -> Result<(), Error> {
-        let uri = self.files.directory.uri_of(file);
-        let body: Bytes = self.scratch.new_input(&uri)?.read().await?;
-        self.files.write(file, body).await
-    }
-
-    /// The manifest of the files that the snapshot adds.
-    async fn added(&self, added: Vec<DataFile>) -> Result<ManifestFile, Error> {
-        let (file, builder) = self.writer()?;
-        let mut writer = builder.build_v2_data();
-        for data in added {
-            // Below zero is none: the sequence number is inherited from the list.
-            writer.add_file(data, -1)?;
-        }
-        let manifest = writer.write_manifest_file().await?;
-        self.store(&file).await?;
-        Ok(manifest)
-    }
-
-    /// The manifests that there are, small ones merged into one when they are many. A reader opens every manifest, so
-    /// their number must not grow with the number of commits.
-    async fn merged(&self, manifests: Vec<ManifestFile>) -> Result<Vec<ManifestFile>, Error> {
-        let entries = |m: &ManifestFile| {
-            u64::from(m.added_files_count.unwrap_or(0))
-                + u64::from(m.existing_files_count.unwrap_or(0))
-        };
-        let (small, mut rest): (Vec<_>, Vec<_>) = manifests.into_iter().partition(|m| {
-            m.content == ManifestContentType::Data && entries(m) < limits::MANIFEST_ENTRIES
-        });
-        if small.len() < limits::MANIFESTS {
-            return Ok(small.into_iter().chain(rest).collect());
-        }
-        let (file, builder) = self.writer()?;
-        let mut writer = builder.build_v2_data();
-        for manifest in &small {
-            for entry in load_manifest(self.files, manifest).await?.entries() {
-                if entry.is_alive() {
-                    // What an entry does not say it inherits from its manifest.
-                    writer.add_existing_file(
-                        entry.data_file().clone(),
-                        entry.snapshot_id().unwrap_or(manifest.added_snapshot_id),
-                        entry.sequence_number().unwrap_or(manifest.sequence_number),
-                        Some(entry.file_sequence_number.unwrap_or(manifest.sequence_number)),
-                    )?;
-                }
-            }
-        }
-        let manifest = writer.write_manifest_file().await?;
-        self.store(&file).await?;
-        rest.insert(0, manifest);
-        Ok(rest)
-    }
-
-    /// The snapshot's list of manifests; answers its location.
-    async fn list(
-        &self,
-        manifests: Vec<ManifestFile>,
-        parent: Option<i64>,
-        sequence: i64,
-    ) -> Result<String, Error> {
-        let file = format!("metadata/snap-{}-{}.avro", self.snapshot_id, Uuid::random(self.env));
-        let uri = self.files.directory.uri_of(&file);
-        let output = self.scratch.new_output(&uri)?.writer().await?;
-        let mut list = ManifestListWriter::v2(output, self.snapshot_id, parent, sequence);
-        list.add_manifests(manifests.into_iter())?;
-        list.close().await?;
-        self.store(&file).await?;
-        Ok(uri)
+impl Tally {
+    pub(crate) fn of<'a>(files: impl IntoIterator<Item = &'a DataFile>) -> Self {
+        files.into_iter().fold(Self::default(), |mut sum, file| {
+            sum.files += 1;
+            sum.rows += file.record_count();
+            sum.bytes += file.file_size_in_bytes();
+            sum
+        })
     }
 }
 
-fn summary(parent: Option<&Summary>, append: &Append<'_>) -> Result<Summary, Error> {
+fn summary(
+    parent: Option<&Summary>,
+    commit_id: &str,
+    change: &Change,
+    added: &Tally,
+    removed: &Tally,
+) -> Result<Summary, Error> {
     let before = |name: &str| {
         let text = parent.and_then(|p| p.additional_properties.get(name));
         text.and_then(|t| t.parse::<u64>().ok()).unwrap_or(0)
     };
-    let files = append.files.len() as u64;
-    let rows: u64 = append.files.iter().map(DataFile::record_count).sum();
-    let bytes: u64 = append.files.iter().map(DataFile::file_size_in_bytes).sum();
-    let mut properties = HashMap::from([
-        (COMMIT_ID.to_owned(), append.commit_id.to_owned()),
-        (PARTITIONS.to_owned(), append.moved.len().to_string()),
-    ]);
+    let total =
+        |name: &str, added: u64, removed: u64| (before(name) + added).saturating_sub(removed);
+    let mut properties = HashMap::from([(COMMIT_ID.to_owned(), commit_id.to_owned())]);
     for (name, value) in [
-        ("added-data-files", files),
-        ("added-records", rows),
-        ("added-files-size", bytes),
-        ("total-data-files", before("total-data-files") + files),
-        ("total-records", before("total-records") + rows),
-        ("total-files-size", before("total-files-size") + bytes),
+        ("added-data-files", added.files),
+        ("added-records", added.rows),
+        ("added-files-size", added.bytes),
+        ("total-data-files", total("total-data-files", added.files, removed.files)),
+        ("total-records", total("total-records", added.rows, removed.rows)),
+        ("total-files-size", total("total-files-size", added.bytes, removed.bytes)),
         ("total-delete-files", 0),
         ("total-position-deletes", 0),
         ("total-equality-deletes", 0),
     ] {
         properties.insert(name.to_owned(), value.to_string());
     }
-    if append.moved.len() <= limits::SUMMARY_POSITIONS {
+    if removed.files > 0 {
+        for (name, value) in [
+            ("deleted-data-files", removed.files),
+            ("deleted-records", removed.rows),
+            ("removed-files-size", removed.bytes),
+        ] {
+            properties.insert(name.to_owned(), value.to_string());
+        }
+    }
+    let moved = &change.moved;
+    if !moved.is_empty() {
+        properties.insert(PARTITIONS.to_owned(), moved.len().to_string());
+    }
+    if !moved.is_empty() && moved.len() <= limits::SUMMARY_POSITIONS {
         let positions: BTreeMap<String, u64> =
-            append.moved.iter().map(|(p, next)| (p.to_string(), *next)).collect();
+            moved.iter().map(|(p, next)| (p.to_string(), *next)).collect();
         let text = serde_json::to_string(&positions).map_err(|e| Error::Format(e.to_string()))?;
         properties.insert(POSITIONS.to_owned(), text);
     }
-    Ok(Summary { operation: Operation::Append, additional_properties: properties })
+    let operation = change.operation.clone();
+    Ok(Summary { operation, additional_properties: properties })
 }

@@ -28,9 +28,18 @@ pub struct Settings {
     pub seal_bytes: usize,
     /// Bytes at which a data file is full, about.
     pub file_bytes: usize,
-    /// Snapshots that a table's metadata remembers, at least 1. Older ones can no longer be travelled to; every row
-    /// stays in the current one.
+    /// Snapshots that a table's metadata remembers, at least 1, and more if they were followed less than `pinned_us`
+    /// ago. Older ones can no longer be travelled to; every row stays in the current one.
     pub snapshots: usize,
+    /// How old a snapshot may get before it is forgotten, µs.
+    pub snapshot_age_us: i64,
+    /// How long whatever a reader may have opened stays as it is, µs: a snapshot after another has followed it, and
+    /// every file that no snapshot names after it was made. It is also how far clocks may differ, so an hour at least.
+    pub pinned_us: i64,
+    /// Small files, one after another, that are worth a compaction, at least 2.
+    pub compact_files: usize,
+    /// Bytes of files that one compaction takes at most, about.
+    pub compact_bytes: u64,
     /// Publishes the tables of streams that are encrypted at rest as well. A table's files are not encrypted, so that
     /// such a stream has no table unless this is set.
     pub publish_encrypted: bool,
@@ -43,10 +52,16 @@ impl Default for Settings {
             seal_bytes: 1 << 30,
             file_bytes: limits::FILE_BYTES,
             snapshots: limits::SNAPSHOTS,
+            snapshot_age_us: 24 * HOUR_US,
+            pinned_us: HOUR_US,
+            compact_files: 8,
+            compact_bytes: 256 << 20,
             publish_encrypted: false,
         }
     }
 }
+
+const HOUR_US: i64 = 3_600_000_000;
 
 /// Where a table is.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -117,12 +117,21 @@ impl Process {
     }
 }
 
+/// How long what a reader of a table may have opened stays, µs.
+const PINNED_US: i64 = 60_000_000;
+
 pub(crate) fn tables(engine: &Engine, world: &World) -> Tables {
     Tables::new(
         engine,
         world.objects.clone(),
         OBJECTS_ROOT.into(),
         "mem://tables",
-        tidewheel_tables::Settings::default(),
+        // Little is enough to compact, and what nothing names goes soon: the mark keeps writers apart, not the time.
+        tidewheel_tables::Settings {
+            compact_files: 2,
+            pinned_us: PINNED_US,
+            snapshot_age_us: PINNED_US,
+            ..Default::default()
+        },
     )
 }

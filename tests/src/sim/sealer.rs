@@ -42,6 +42,9 @@ pub(crate) async fn work(world: Arc<World>, tables: Tables, mut chance: Chance) 
             Err(Error::StreamNotFound(_)) => {}
             Err(e) => world.history.lock().violation("errors", format!("seal of {stream}: {e}")),
         }
+        if chance.one_in(3) {
+            look_after(&world, &tables, stream, chance.one_in(3)).await;
+        }
         if chance.one_in(5) {
             let began = world.now();
             if let Ok(scan) = tables.scan(stream).await {
@@ -49,6 +52,34 @@ pub(crate) async fn work(world: Arc<World>, tables: Tables, mut chance: Chance) 
                 world.history.lock().scans.push(Scanned { stream, began, ended, rows });
             }
         }
+    }
+}
+
+/// Compacts a table, and cleans it if it is its turn: none of that changes a row.
+async fn look_after(world: &World, tables: &Tables, stream: &str, clean: bool) {
+    let outcome = async {
+        let compacted = tables.compact(stream).await?;
+        let cleaned = if clean { tables.clean(stream).await? } else { Default::default() };
+        Ok::<_, Error>((compacted, cleaned))
+    };
+    match outcome.await {
+        Ok((compacted, cleaned)) => {
+            let mut history = world.history.lock();
+            if compacted.raced {
+                history.count("compactions that lost a race");
+            } else if compacted.replaced > 0 {
+                history.count("compactions");
+            }
+            if cleaned.files > 0 {
+                history.count("tables cleaned");
+            }
+        }
+        Err(Error::Conflict(_) | Error::Unknown { .. } | Error::Busy | Error::Store(_)) => {}
+        Err(Error::Engine(e)) if e.is_transient() => {}
+        Err(Error::StreamNotFound(_) | Error::NoTable(_)) => {}
+        // Cleaned away by another while it was read: whoever holds a snapshot for so long has lost it.
+        Err(Error::File { .. }) => {}
+        Err(e) => world.history.lock().violation("errors", format!("the table of {stream}: {e}")),
     }
 }
 

@@ -15,6 +15,10 @@ use crate::limits;
 const RETAIN_ROUNDS: i64 = 5;
 /// A stream's blobs are collected once in so many rounds. They cost room only, and listing them costs money.
 const COLLECT_ROUNDS: i64 = 24 * 60;
+/// A table's small files are looked for once in so many rounds. It is one small read if there is nothing new.
+const COMPACT_ROUNDS: i64 = 5;
+/// A table is cleaned once in so many rounds: its directory is listed.
+const CLEAN_ROUNDS: i64 = 6 * 60;
 /// Old traces are swept once in so many rounds.
 const TRACES_ROUNDS: i64 = 60;
 
@@ -45,10 +49,13 @@ pub struct Found {
 }
 
 /// What is due of one stream.
+#[derive(Default)]
 struct Due {
     seal: bool,
     retain: bool,
     collect: bool,
+    compact: bool,
+    clean: bool,
 }
 
 impl Maintenance {
@@ -71,6 +78,7 @@ impl Maintenance {
         if after.is_none() {
             let deleted = self.engine.deleted_streams().await?;
             found.work.extend(deleted.into_iter().map(|id| Work::Sweep { id: id.to_string() }));
+            found.work.extend(self.removals().await?);
             if round.rem_euclid(TRACES_ROUNDS) == 0 {
                 found.work.extend([Work::Traces, Work::Keys]);
             }
@@ -100,6 +108,12 @@ impl Maintenance {
             if due.collect {
                 found.work.push(Work::Collect { stream: stream(), after: None });
             }
+            if due.compact {
+                found.work.push(Work::Compact { stream: stream() });
+            }
+            if due.clean {
+                found.work.push(Work::Clean { stream: stream() });
+            }
             if due.seal {
                 found.work.push(Work::Seal { stream: stream() });
                 behind.push(name);
@@ -110,16 +124,27 @@ impl Maintenance {
         Ok(found)
     }
 
+    /// The tables of deleted streams whose time is over.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub async fn removals(&self) -> Result<Vec<Work>, Error> {
+        let buried = self.tables.buried().await?;
+        Ok(buried.into_iter().map(|id| Work::Drop { id: id.to_string() }).collect())
+    }
+
     async fn due(&self, round: i64, name: &str) -> Result<Due, Error> {
         // Deleted since it was listed.
         let Some(info) = self.engine.stream(name).await? else {
-            return Ok(Due { seal: false, retain: false, collect: false });
+            return Ok(Due::default());
         };
         let publishes = self.tables.inner.settings.publish_encrypted || !encrypted(&info);
         Ok(Due {
             seal: publishes && self.engine.has_ready(name, TABLE_GROUP).await?,
             retain: info.options.expires() && turn(round, &info.id, RETAIN_ROUNDS),
             collect: turn(round, &info.id, COLLECT_ROUNDS),
+            compact: publishes && turn(round, &info.id, COMPACT_ROUNDS),
+            clean: publishes && turn(round, &info.id, CLEAN_ROUNDS),
         })
     }
 

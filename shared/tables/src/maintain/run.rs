@@ -40,6 +40,12 @@ pub struct Done {
     pub raced: bool,
     /// True if a record does not fit its stream's declared schema: from it on nothing is published.
     pub unfit: bool,
+    /// Small data files that were replaced by larger ones.
+    pub compacted: usize,
+    /// Snapshots that tables have forgotten.
+    pub forgotten: usize,
+    /// Files of tables that were deleted.
+    pub deleted: usize,
     /// Records that retention made unreadable.
     pub expired: u64,
     /// Unreachable blobs that were deleted.
@@ -86,10 +92,34 @@ impl Maintenance {
             Work::Collect { stream, after } => {
                 self.collect(stream, after.as_deref(), work, until_us, &mut outcome).await?;
             }
-            // Both go on where they were cut off.
+            Work::Compact { stream } => self.compact(stream, work, until_us, &mut outcome).await?,
+            // What follows goes on where it was cut off.
+            Work::Clean { stream } => {
+                match self.before(until_us, self.tables.clean(stream)).await {
+                    Some(Ok(cleaned)) => {
+                        outcome.done.forgotten = cleaned.snapshots;
+                        outcome.done.deleted = cleaned.files;
+                    }
+                    Some(Err(crate::Error::StreamNotFound(_))) => {}
+                    Some(Err(e)) => return Err(e.into()),
+                    None => outcome.rest = Some(work.clone()),
+                }
+            }
+            Work::Drop { id } => {
+                let id = Uuid::parse(id).ok_or_else(|| malformed(work))?;
+                match self.before(until_us, self.tables.remove(&id)).await {
+                    Some(deleted) => outcome.done.deleted = deleted?,
+                    None => outcome.rest = Some(work.clone()),
+                }
+            }
             Work::Sweep { id } => {
                 let id = Uuid::parse(id).ok_or_else(|| malformed(work))?;
-                match self.before(until_us, self.engine.sweep_stream(&id)).await {
+                let sweep = async {
+                    // First, so that the table is not forgotten.
+                    self.tables.bury(&id).await?;
+                    Ok::<_, Error>(self.engine.sweep_stream(&id).await?)
+                };
+                match self.before(until_us, sweep).await {
                     Some(swept) => outcome.done.swept = swept?,
                     None => outcome.rest = Some(work.clone()),
                 }
@@ -148,6 +178,37 @@ impl Maintenance {
                 Err(crate::Error::Conflict(_)) => {
                     done.raced = true;
                     return Ok(());
+                }
+                Err(crate::Error::StreamNotFound(_)) => return Ok(()),
+                Err(e) => return Err(e.into()),
+            }
+            first = false;
+            if self.engine.env().now_us() >= until_us {
+                outcome.rest = Some(work.clone());
+                return Ok(());
+            }
+        }
+    }
+
+    async fn compact(
+        &self,
+        stream: &str,
+        work: &Work,
+        until_us: i64,
+        outcome: &mut Outcome,
+    ) -> Result<(), Error> {
+        let mut first = true;
+        loop {
+            let Some(compacted) = self.before(until_us, self.tables.compact(stream)).await else {
+                return cut_off(first, work, outcome);
+            };
+            match compacted {
+                Ok(compacted) => {
+                    outcome.done.compacted += compacted.replaced;
+                    outcome.done.raced |= compacted.raced;
+                    if compacted.raced || !compacted.more {
+                        return Ok(());
+                    }
                 }
                 Err(crate::Error::StreamNotFound(_)) => return Ok(()),
                 Err(e) => return Err(e.into()),

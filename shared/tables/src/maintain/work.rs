@@ -31,6 +31,21 @@ pub enum Work {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         after: Option<String>,
     },
+    /// Replace small files of a stream's table by large ones.
+    Compact {
+        /// The stream.
+        stream: String,
+    },
+    /// Forget old snapshots of a stream's table and delete files that nothing names.
+    Clean {
+        /// The stream.
+        stream: String,
+    },
+    /// Delete the table of a deleted stream.
+    Drop {
+        /// The deleted stream's id.
+        id: String,
+    },
     /// Delete what a deleted stream has left.
     Sweep {
         /// The deleted stream's id.
@@ -58,6 +73,9 @@ impl fmt::Display for Work {
             Work::Seal { stream } => write!(f, "sealing stream `{stream}`"),
             Work::Retain { stream, .. } => write!(f, "the retention of stream `{stream}`"),
             Work::Collect { stream, .. } => write!(f, "collecting the blobs of stream `{stream}`"),
+            Work::Compact { stream } => write!(f, "compacting the table of stream `{stream}`"),
+            Work::Clean { stream } => write!(f, "cleaning the table of stream `{stream}`"),
+            Work::Drop { id } => write!(f, "deleting the table of the deleted stream {id}"),
             Work::Sweep { id } => write!(f, "sweeping the deleted stream {id}"),
             Work::Traces => f.write_str("sweeping old traces"),
             Work::Keys => f.write_str("sweeping keys that have ended"),
@@ -84,6 +102,9 @@ mod tests {
                 Work::Collect { stream: stream(), after: Some("p".into()) },
                 r#"{"work":"collect","stream":"orders","after":"p"}"#,
             ),
+            (Work::Compact { stream: stream() }, r#"{"work":"compact","stream":"orders"}"#),
+            (Work::Clean { stream: stream() }, r#"{"work":"clean","stream":"orders"}"#),
+            (Work::Drop { id: "i".into() }, r#"{"work":"drop","id":"i"}"#),
             (Work::Sweep { id: "i".into() }, r#"{"work":"sweep","id":"i"}"#),
             (Work::Traces, r#"{"work":"traces"}"#),
             (Work::Keys, r#"{"work":"keys"}"#),

@@ -12,7 +12,7 @@ use std::{
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use futures_util::{TryStreamExt, stream::BoxStream};
+use futures_util::{StreamExt, TryStreamExt, stream::BoxStream};
 use object_store::{
     CopyOptions, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, ObjectStore,
     ObjectStoreExt, PutMultipartOptions, PutOptions, PutPayload, PutResult, memory::InMemory,
@@ -25,9 +25,12 @@ use tidewheel_store::{
     ReadError, Store,
 };
 use tidewheel_tables::{Error, Settings, Source, Tables};
+use tokio::sync::Notify;
 
 /// Records that one read answers: a few, so that a seal has many pieces.
 pub(crate) const CHUNK: usize = 70;
+
+pub(crate) const HOUR_US: i64 = 3_600_000_000;
 
 /// When everything begins, µs.
 pub(crate) const START_US: i64 = 1_764_000_000_000_000;
@@ -383,7 +386,16 @@ impl ObjectStore for FusedObjects {
         &self,
         locations: BoxStream<'static, object_store::Result<Path>>,
     ) -> BoxStream<'static, object_store::Result<Path>> {
-        self.objects.delete_stream(locations)
+        let (objects, fuse) = (self.clone(), self.fuse.clone());
+        let deletes = locations.then(move |location| {
+            let (objects, fuse) = (objects.objects.clone(), fuse.clone());
+            async move {
+                let location = location?;
+                let this = FusedObjects { objects: objects.clone(), fuse };
+                this.call(objects.delete(&location)).await.map(|()| location)
+            }
+        });
+        deletes.boxed()
     }
     fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, object_store::Result<ObjectMeta>> {
         self.objects.list(prefix)
@@ -415,6 +427,8 @@ pub(crate) struct World {
     /// Where in `objects` this world's files are. Metadata names another place, the same in every world.
     pub(crate) root: Path,
     seed: Arc<AtomicI64>,
+    /// How much later than the beginning it is when a process starts, µs.
+    late_us: Arc<AtomicI64>,
 }
 
 impl World {
@@ -431,7 +445,24 @@ impl World {
             objects,
             root: fresh_root(),
             seed: Arc::new(AtomicI64::new(1)),
+            late_us: Arc::default(),
         }
+    }
+
+    /// Lets time pass before the next process starts.
+    pub(crate) fn pass(&self, hours: i64) {
+        self.late_us.fetch_add(hours * HOUR_US, Ordering::SeqCst);
+    }
+
+    /// The time at which a process would start now, µs.
+    pub(crate) fn now_us(&self) -> i64 {
+        START_US + self.late_us.load(Ordering::SeqCst)
+    }
+
+    /// The names of all files.
+    pub(crate) async fn listed(&self) -> BTreeSet<String> {
+        let files: Vec<_> = self.objects.list(Some(&self.root)).try_collect().await.unwrap();
+        files.into_iter().map(|f| f.location.to_string()).collect()
     }
 
     /// A world of its own that begins as this one is now.
@@ -449,6 +480,7 @@ impl World {
             objects: self.objects.clone(),
             root,
             seed: Arc::new(AtomicI64::new(self.seed.load(Ordering::SeqCst))),
+            late_us: Arc::new(AtomicI64::new(self.late_us.load(Ordering::SeqCst))),
         }
     }
 
@@ -462,8 +494,22 @@ impl World {
         Tables::with_source(
             Arc::new(self.streams.clone()),
             Arc::new(FusedStore { store: self.store.clone(), fuse: fuse.clone() }),
-            Env::simulated(seed, START_US, 0),
+            Env::simulated(seed, self.now_us(), 0),
             Arc::new(FusedObjects { objects: self.objects.clone(), fuse: fuse.clone() }),
+            self.root.clone(),
+            "mem://root",
+            settings,
+        )
+    }
+
+    /// A process whose files go through another object store.
+    pub(crate) fn process_on(&self, objects: Arc<dyn ObjectStore>, settings: Settings) -> Tables {
+        let seed = self.seed.fetch_add(1, Ordering::SeqCst) as u64;
+        Tables::with_source(
+            Arc::new(self.streams.clone()),
+            Arc::new(self.store.clone()),
+            Env::simulated(seed, self.now_us(), 0),
+            objects,
             self.root.clone(),
             "mem://root",
             settings,
@@ -481,5 +527,83 @@ impl World {
         let path = Path::from(format!("{root}/tables/{directory}/metadata/version-hint.text"));
         let found = self.objects.get(&path).await.ok()?;
         Some(String::from_utf8(found.bytes().await.unwrap().to_vec()).unwrap())
+    }
+}
+
+/// Files in an object store that stops once after it has written a name of one kind.
+pub(crate) struct Gate {
+    objects: Arc<dyn ObjectStore>,
+    at: &'static str,
+    pub(crate) reached: Notify,
+    pub(crate) open: Notify,
+}
+
+impl Gate {
+    pub(crate) fn new(world: &World, at: &'static str) -> Self {
+        let objects = world.objects.clone();
+        Self { objects, at, reached: Notify::new(), open: Notify::new() }
+    }
+}
+
+impl fmt::Debug for Gate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Gate")
+    }
+}
+
+impl fmt::Display for Gate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Gate")
+    }
+}
+
+#[async_trait]
+impl ObjectStore for Gate {
+    async fn put_opts(
+        &self,
+        location: &Path,
+        payload: PutPayload,
+        options: PutOptions,
+    ) -> object_store::Result<PutResult> {
+        let put = self.objects.put_opts(location, payload, options).await;
+        if location.as_ref().ends_with(self.at) {
+            self.reached.notify_one();
+            self.open.notified().await;
+        }
+        put
+    }
+    async fn put_multipart_opts(
+        &self,
+        location: &Path,
+        options: PutMultipartOptions,
+    ) -> object_store::Result<Box<dyn MultipartUpload>> {
+        self.objects.put_multipart_opts(location, options).await
+    }
+    async fn get_opts(
+        &self,
+        location: &Path,
+        options: GetOptions,
+    ) -> object_store::Result<GetResult> {
+        self.objects.get_opts(location, options).await
+    }
+    fn delete_stream(
+        &self,
+        locations: BoxStream<'static, object_store::Result<Path>>,
+    ) -> BoxStream<'static, object_store::Result<Path>> {
+        self.objects.delete_stream(locations)
+    }
+    fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, object_store::Result<ObjectMeta>> {
+        self.objects.list(prefix)
+    }
+    async fn list_with_delimiter(&self, prefix: Option<&Path>) -> object_store::Result<ListResult> {
+        self.objects.list_with_delimiter(prefix).await
+    }
+    async fn copy_opts(
+        &self,
+        from: &Path,
+        to: &Path,
+        options: CopyOptions,
+    ) -> object_store::Result<()> {
+        self.objects.copy_opts(from, to, options).await
     }
 }

@@ -2,7 +2,8 @@
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
-use object_store::{memory::InMemory, path::Path};
+use futures_util::TryStreamExt;
+use object_store::{ObjectStore, memory::InMemory, path::Path};
 use tidewheel_engine::{Configure, Engine, PartitionId, PushItem, Settings as EngineSettings};
 use tidewheel_store::{Blob, Commit, Env, Item, Key, Memory, Store, Write};
 use tidewheel_tables::{
@@ -20,6 +21,7 @@ struct World {
     store: Memory,
     engine: Engine,
     maintenance: Maintenance,
+    files: Arc<InMemory>,
 }
 
 fn world(settings: Settings) -> World {
@@ -27,9 +29,9 @@ fn world(settings: Settings) -> World {
     let store = Memory::new();
     let engine = Engine::new(Arc::new(store.clone()), env.clone(), EngineSettings::default());
     let files = Arc::new(InMemory::new());
-    let tables = Tables::new(&engine, files, Path::default(), "mem://x", settings);
+    let tables = Tables::new(&engine, files.clone(), Path::default(), "mem://x", settings);
     let maintenance = Maintenance::new(&engine, &tables);
-    World { env, store, engine, maintenance }
+    World { env, store, engine, maintenance, files }
 }
 
 impl World {
@@ -134,11 +136,14 @@ async fn retention_and_collection_have_their_turns() {
     }
     world.configure("forever", serde_json::json!({})).await;
     let (mut retained, mut collected) = (Vec::new(), Vec::new());
+    let (mut compacted, mut cleaned) = (0, 0);
     for round in 100..100 + 24 * 60 {
         for work in world.find(round).await {
             match work {
                 Work::Retain { stream, .. } => retained.push(stream),
                 Work::Collect { stream, .. } => collected.push(stream),
+                Work::Compact { .. } => compacted += 1,
+                Work::Clean { .. } => cleaned += 1,
                 Work::Seal { .. } | Work::Traces | Work::Keys => {}
                 other => panic!("{other}"),
             }
@@ -149,6 +154,7 @@ async fn retention_and_collection_have_their_turns() {
     collected.sort();
     collected.dedup();
     assert_eq!(collected.len(), 41, "each once a day");
+    assert_eq!((compacted, cleaned), (41 * 24 * 60 / 5, 41 * 4));
 }
 
 #[tokio::test(start_paused = true)]
@@ -219,4 +225,60 @@ async fn a_deleted_stream_is_swept_and_work_on_it_is_done() {
     }
     let odd = Work::Sweep { id: "nothing".into() };
     assert!(matches!(world.maintenance.run(&odd, NEVER).await, Err(Error::Malformed(_))));
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_table_of_a_deleted_stream_goes_after_a_while() {
+    let world = world(Settings::default());
+    world.push("s", "p", 3).await;
+    world.push("again", "p", 3).await;
+    for stream in ["s", "again"] {
+        let seal = Work::Seal { stream: stream.to_owned() };
+        assert_eq!(world.maintenance.run(&seal, NEVER).await.unwrap().done.rows, 3);
+        let id = world.engine.stream(stream).await.unwrap().unwrap().id;
+        world.engine.delete_stream(stream).await.unwrap();
+        let sweep = Work::Sweep { id: id.to_string() };
+        world.maintenance.run(&sweep, NEVER).await.unwrap();
+    }
+    // One comes back under its name, and so in the same directory.
+    world.push("again", "p", 1).await;
+    let seal = Work::Seal { stream: "again".into() };
+    assert_eq!(world.maintenance.run(&seal, NEVER).await.unwrap().done.rows, 1);
+    let files = async |stream: &str| {
+        let found = world.files.list(Some(&Path::from(format!("tables/{stream}"))));
+        found.try_collect::<Vec<_>>().await.unwrap().len()
+    };
+    let drops = |work: Vec<Work>| work.into_iter().filter(|w| matches!(w, Work::Drop { .. }));
+    assert_eq!(drops(world.find(7).await).count(), 0, "somebody may be reading it");
+    let (before, again) = (files("s").await, files("again").await);
+    assert!(before >= 5);
+    world.env.sleep(Duration::from_secs(3601)).await;
+    let work: Vec<_> = drops(world.find(8).await).collect();
+    assert_eq!(work.len(), 2);
+    for work in &work {
+        world.maintenance.run(work, NEVER).await.unwrap();
+    }
+    assert_eq!((files("s").await, files("again").await), (0, again));
+    assert_eq!(drops(world.find(9).await).count(), 0);
+    assert_eq!(world.rows("again").await, 1);
+    assert_eq!(world.maintenance.tables().scan("again").await.unwrap().files, 1);
+    let clean = Work::Clean { stream: "again".into() };
+    let cleaned = world.maintenance.run(&clean, NEVER).await.unwrap().done;
+    assert!(cleaned.deleted >= 3, "the old table's: {cleaned:?}");
+    assert_eq!(world.maintenance.tables().scan("again").await.unwrap().files, 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn compaction_is_work_that_may_be_done_twice() {
+    let world = world(Settings { compact_files: 3, ..Settings::default() });
+    for _ in 0..5 {
+        world.push("s", "p", 2).await;
+        world.maintenance.run(&Work::Seal { stream: "s".into() }, NEVER).await.unwrap();
+    }
+    let work = Work::Compact { stream: "s".into() };
+    let once = world.maintenance.run(&work, NEVER).await.unwrap();
+    assert_eq!((once.done.compacted, once.rest), (5, None));
+    let twice = world.maintenance.run(&work, NEVER).await.unwrap();
+    assert_eq!((twice.done.compacted, twice.rest), (0, None));
+    assert_eq!(world.maintenance.tables().scan("s").await.unwrap().files, 1);
 }

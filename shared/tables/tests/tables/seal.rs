@@ -168,8 +168,8 @@ async fn manifests_do_not_grow_with_commits() {
 #[tokio::test(start_paused = true)]
 async fn metadata_does_not_grow_with_commits() {
     let world = World::new();
-    let tables =
-        world.process_with(&Fuse::never(), Settings { snapshots: 5, ..Settings::default() });
+    let settings = Settings { snapshots: 5, pinned_us: 0, ..Settings::default() };
+    let tables = world.process_with(&Fuse::never(), settings);
     for n in 0..12 {
         world.streams.push("s", "p", numbers(n..n + 1));
         tables.seal("s").await.unwrap();
