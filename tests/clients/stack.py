@@ -36,6 +36,8 @@ class Stack:
         self.seal_every = seal_every
         self.store = store
         self.environment = environment or {}
+        # Called in the child before it becomes the server: limits, another user.
+        self.before_exec = None
         self.port = 0
         self.url = None
         self.process = None
@@ -57,7 +59,13 @@ class Stack:
         environment = {**inherited, "TIDEWHEEL_SEAL_EVERY": str(self.seal_every), **store, **self.environment}
         with open(self.log, "a") as log:
             self.process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, text=True, env=environment
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                env=environment,
+                preexec_fn=self.before_exec,
             )
         heard = queue.Queue()
         threading.Thread(target=self._listen, args=(self.process.stdout, heard), daemon=True).start()

@@ -104,6 +104,19 @@ fn put_value(out: &mut Vec<u8>, value: &Value) {
     }
 }
 
+/// The checksum that a row carries; it is verified by [`decode`] and by [`verify`] only. 0 for a row that is too short to
+/// have one.
+pub(super) fn carried(row: &[u8]) -> u32 {
+    row.get(1..HEADER_BYTES).and_then(|sum| sum.try_into().ok()).map_or(0, u32::from_le_bytes)
+}
+
+/// True if a row is whole and belongs to its key, without decoding it.
+pub(super) fn verify(key: &Key, row: &[u8]) -> bool {
+    row.len() >= HEADER_BYTES
+        && row[0] == VERSION
+        && checksum(key, &row[HEADER_BYTES..]) == carried(row)
+}
+
 /// The item of a row.
 ///
 /// # Errors

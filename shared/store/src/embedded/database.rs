@@ -2,6 +2,10 @@
 //!
 //! Write-ahead log with `synchronous=FULL`: a commit is on the disk before another connection can see it, which is
 //! what lets readers trust what they see. Keys are compared as bytes (SQLite's BINARY collation).
+//!
+//! A row's checksum shows that the row is damaged, and not that a row is missing: a bit that turns in a key hides a head,
+//! and a partition without its head looks new. So each transaction also writes how many items there are and the sum of
+//! their checksums, and opening reads all items once and compares. A folder in which something is missing is refused.
 
 use std::{path::Path, time::Duration};
 
@@ -14,7 +18,7 @@ use crate::{
 };
 
 /// The layout of the folder. Raised when a program of today would misread it.
-pub(super) const LAYOUT: i64 = 1;
+pub(super) const LAYOUT: i64 = 2;
 
 /// Bytes of a page: an item of a few KB and a leaf of keys fit in one.
 const PAGE_BYTES: u32 = 8192;
@@ -26,6 +30,29 @@ const SCHEMA: &str = "
     CREATE TABLE items (pk TEXT NOT NULL, sk TEXT NOT NULL, row BLOB NOT NULL, PRIMARY KEY (pk, sk)) WITHOUT ROWID;
     CREATE TABLE blobs (owner TEXT NOT NULL, id TEXT NOT NULL, stored BLOB NOT NULL, UNIQUE (owner, id));
 ";
+
+/// What the second layout added.
+const TALLY: &str =
+    "CREATE TABLE tally (id INTEGER PRIMARY KEY, items INTEGER NOT NULL, sum INTEGER NOT NULL);";
+
+/// How many items there are, and the sum of the checksums that their rows carry.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Tally {
+    items: i64,
+    sum: i64,
+}
+
+impl Tally {
+    fn add(&mut self, row: &[u8]) {
+        self.items += 1;
+        self.sum = self.sum.wrapping_add(i64::from(codec::carried(row)));
+    }
+
+    fn remove(&mut self, checksum: u32) {
+        self.items -= 1;
+        self.sum = self.sum.wrapping_sub(i64::from(checksum));
+    }
+}
 
 fn connect(file: &Path, create: bool) -> rusqlite::Result<Connection> {
     let mut flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
@@ -41,8 +68,10 @@ fn connect(file: &Path, create: bool) -> rusqlite::Result<Connection> {
 
 /// What the file turned out to be.
 pub(super) enum Opened {
-    /// A connection that may write.
-    Writer(Connection),
+    /// A connection that may write, and what the items come to.
+    Writer(Connection, Tally),
+    /// Items are damaged or missing, and which.
+    Damaged(String),
     /// A layout that this program does not know.
     OtherLayout(i64),
 }
@@ -51,7 +80,7 @@ pub(super) enum Opened {
 pub(super) fn open_writer(file: &Path, max_bytes: Option<u64>) -> rusqlite::Result<Opened> {
     let db = connect(file, true)?;
     let layout: i64 = db.query_row("PRAGMA user_version", [], |r| r.get(0))?;
-    if layout != 0 && layout != LAYOUT {
+    if !(0..=LAYOUT).contains(&layout) {
         return Ok(Opened::OtherLayout(layout));
     }
     db.pragma_update(None, "page_size", PAGE_BYTES)?;
@@ -68,10 +97,47 @@ pub(super) fn open_writer(file: &Path, max_bytes: Option<u64>) -> rusqlite::Resu
     }
     if layout == 0 {
         db.execute_batch(&format!(
-            "BEGIN IMMEDIATE; {SCHEMA} PRAGMA user_version = {LAYOUT}; COMMIT;"
+            "BEGIN IMMEDIATE; {SCHEMA} {TALLY} INSERT INTO tally VALUES (1, 0, 0);
+             PRAGMA user_version = {LAYOUT}; COMMIT;"
         ))?;
     }
-    Ok(Opened::Writer(db))
+    let tally = match count(&db)? {
+        Ok(tally) => tally,
+        Err(damage) => return Ok(Opened::Damaged(damage)),
+    };
+    if layout == 1 {
+        db.execute_batch(&format!(
+            "BEGIN IMMEDIATE; {TALLY} INSERT INTO tally VALUES (1, {}, {});
+             PRAGMA user_version = {LAYOUT}; COMMIT;",
+            tally.items, tally.sum
+        ))?;
+    }
+    let written = db.query_row("SELECT items, sum FROM tally WHERE id = 1", [], |r| {
+        Ok(Tally { items: r.get(0)?, sum: r.get(1)? })
+    })?;
+    if written != tally {
+        return Ok(Opened::Damaged(format!(
+            "there are {} items and there should be {}, or one is not the one that was written last",
+            tally.items, written.items
+        )));
+    }
+    Ok(Opened::Writer(db, tally))
+}
+
+/// Reads all items, verifies each, and counts them; a damaged one is told.
+fn count(db: &Connection) -> rusqlite::Result<Result<Tally, String>> {
+    let mut statement = db.prepare("SELECT pk, sk, row FROM items")?;
+    let mut rows = statement.query([])?;
+    let mut tally = Tally::default();
+    while let Some(row) = rows.next()? {
+        let key = Key::new(row.get::<_, String>(0)?, row.get::<_, String>(1)?);
+        let row = row.get_ref(2)?.as_blob()?;
+        if !codec::verify(&key, row) {
+            return Ok(Err(format!("the item `{key}` is damaged, or stands under another's key")));
+        }
+        tally.add(row);
+    }
+    Ok(Ok(tally))
 }
 
 /// Opens the file, which is there, for reading.
@@ -177,16 +243,38 @@ pub(super) fn names(
     found.map_err(|e| read_error(&e))
 }
 
-/// Writes an item, or deletes it.
-pub(super) fn set_item(db: &Connection, key: &Key, item: Option<&Item>) -> rusqlite::Result<()> {
+/// Writes an item, or deletes it, and keeps the tally.
+pub(super) fn set_item(
+    db: &Connection,
+    key: &Key,
+    item: Option<&Item>,
+    tally: &mut Tally,
+) -> rusqlite::Result<()> {
+    let before: Option<u32> = db
+        .prepare_cached("SELECT substr(row, 1, 5) FROM items WHERE pk = ?1 AND sk = ?2")?
+        .query_row(params![key.pk, key.sk], |r| Ok(codec::carried(r.get_ref(0)?.as_blob()?)))
+        .optional()?;
+    if let Some(checksum) = before {
+        tally.remove(checksum);
+    }
     match item {
-        Some(item) => db
-            .prepare_cached("INSERT OR REPLACE INTO items (pk, sk, row) VALUES (?1, ?2, ?3)")?
-            .execute(params![key.pk, key.sk, codec::encode(key, item)])?,
+        Some(item) => {
+            let row = codec::encode(key, item);
+            tally.add(&row);
+            db.prepare_cached("INSERT OR REPLACE INTO items (pk, sk, row) VALUES (?1, ?2, ?3)")?
+                .execute(params![key.pk, key.sk, row])?
+        }
         None => db
             .prepare_cached("DELETE FROM items WHERE pk = ?1 AND sk = ?2")?
             .execute(params![key.pk, key.sk])?,
     };
+    Ok(())
+}
+
+/// Writes what the items come to.
+pub(super) fn set_tally(db: &Connection, tally: Tally) -> rusqlite::Result<()> {
+    db.prepare_cached("UPDATE tally SET items = ?1, sum = ?2 WHERE id = 1")?
+        .execute(params![tally.items, tally.sum])?;
     Ok(())
 }
 

@@ -3,7 +3,8 @@
 //! One writer thread commits all callers that wait in one SQLite transaction with one fsync (`writer`); reads come
 //! from a cache of decoded heads that changes when a batch is durable (`heads`), else from connections of their own,
 //! off the runtime's threads. What a read shows is durable, always. A second process on the folder is refused.
-//! Items and blobs carry checksums that every read verifies; what fails is reported, never served.
+//! Items and blobs carry checksums that every read verifies; what fails is reported, never served. That no item is
+//! missing is verified when the folder is opened, which reads them all: a second or two for a few million partitions.
 //!
 //! It never serves two processes, never answers a commit before the fsync, and has no limits of its own but the disk.
 //! Room that deleted blobs leave is used again; the file does not shrink.
@@ -135,7 +136,7 @@ pub enum OpenError {
         #[source]
         source: std::io::Error,
     },
-    /// The database cannot be opened; it may be damaged.
+    /// The database cannot be opened, or an item in it is damaged or missing.
     #[error("the database in `{}` cannot be opened: {detail}", .dir.display())]
     Database {
         /// The folder.
@@ -221,8 +222,11 @@ impl Embedded {
             Err(TryLockError::Error(e)) => return Err(io(e)),
         }
         let file = dir.join(DATABASE);
-        let db = match database::open_writer(&file, options.max_bytes).map_err(database)? {
-            Opened::Writer(db) => db,
+        let (db, tally) = match database::open_writer(&file, options.max_bytes).map_err(database)? {
+            Opened::Writer(db, tally) => (db, tally),
+            Opened::Damaged(detail) => {
+                return Err(OpenError::Database { dir: dir.to_owned(), detail });
+            }
             Opened::OtherLayout(found) => {
                 return Err(OpenError::Layout { dir: dir.to_owned(), found });
             }
@@ -235,7 +239,7 @@ impl Embedded {
 
         let heads = Arc::new(Heads::new(options.cache_bytes));
         let (queue, requests) = mpsc::channel(options.queue.max(1));
-        let writer = Writer::new(db, heads.clone(), requests);
+        let writer = Writer::new(db, tally, heads.clone(), requests);
         let writer = std::thread::Builder::new()
             .name("store-writer".to_owned())
             .spawn(move || writer.run())

@@ -109,6 +109,55 @@ fn a_file_that_is_no_database_is_refused() {
 }
 
 #[tokio::test]
+async fn a_folder_in_which_an_item_is_missing_or_wrong_is_refused() {
+    for damage in [
+        // A bit turns in a key, and the head is nowhere.
+        "UPDATE items SET sk = 'c' WHERE sk = 'b'",
+        "DELETE FROM items WHERE sk = 'b'",
+        "UPDATE items SET row = (SELECT row FROM items WHERE sk = 'a') WHERE sk = 'b'",
+        "UPDATE items SET row = substr(row, 1, 3) WHERE sk = 'b'",
+        // An old row comes back: a page that was never written.
+        "UPDATE items SET row = (SELECT row FROM old) WHERE sk = 'b'",
+    ] {
+        let dir = folder();
+        let store = open(&dir);
+        store.commit(put("a", 1)).await.expect("a commit");
+        store.commit(put("b", 1)).await.expect("a commit");
+        drop(store);
+        let db = Connection::open(dir.path().join(DATABASE)).expect("the database");
+        db.execute_batch("CREATE TABLE old AS SELECT row FROM items WHERE sk = 'b'").expect("kept");
+        drop(db);
+        let store = open(&dir);
+        store.commit(put("b", 2)).await.expect("a commit");
+        store.commit(put("x", 2)).await.expect("a commit");
+        store.commit(Commit::one(Write::delete(key("x")))).await.expect("a commit");
+        drop(store);
+        drop(open(&dir));
+        let db = Connection::open(dir.path().join(DATABASE)).expect("the database");
+        db.execute_batch(damage).expect("damage");
+        drop(db);
+        let why = Embedded::open(dir.path(), Options::default()).expect_err(damage);
+        assert!(matches!(why, OpenError::Database { .. }), "{damage}: {why}");
+    }
+}
+
+#[tokio::test]
+async fn a_folder_of_the_first_layout_is_counted_once_and_opened() {
+    let dir = folder();
+    let store = open(&dir);
+    store.commit(put("a", 1)).await.expect("a commit");
+    drop(store);
+    let db = Connection::open(dir.path().join(DATABASE)).expect("the database");
+    db.execute_batch("DROP TABLE tally; PRAGMA user_version = 1").expect("the first layout");
+    drop(db);
+    let store = open(&dir);
+    assert_eq!(get(&store, "a").await, Some(1));
+    store.commit(put("b", 2)).await.expect("a commit");
+    drop(store);
+    assert_eq!(get(&open(&dir), "b").await, Some(2));
+}
+
+#[tokio::test]
 async fn damaged_rows_are_reported_and_never_served() {
     let dir = folder();
     let store = open(&dir);
@@ -116,6 +165,8 @@ async fn damaged_rows_are_reported_and_never_served() {
         store.commit(put(sk, 1).with_blob(named(sk, 5000))).await.expect("a commit");
     }
     drop(store);
+    // Opened before the damage is done: opening would see it.
+    let store = open(&dir);
     let db = Connection::open(dir.path().join(DATABASE)).expect("the database");
     let damage = "UPDATE items SET row = (SELECT row FROM items WHERE sk = 'a') WHERE sk = 'b';
                   UPDATE blobs SET stored = substr(stored, 1, 5011) WHERE id = 'b';
@@ -123,7 +174,6 @@ async fn damaged_rows_are_reported_and_never_served() {
     db.execute_batch(damage).expect("damage");
     drop(db);
 
-    let store = open(&dir);
     let read = store.get(&key("b"), Consistency::Strong).await;
     assert!(
         matches!(&read, Err(ReadError::Corrupt { what, .. }) if what == "item p/b"),

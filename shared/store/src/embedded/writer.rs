@@ -15,7 +15,7 @@ use rusqlite::{Connection, ErrorCode, TransactionBehavior};
 use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 
 use super::{
-    database,
+    database::{self, Tally},
     heads::{Heads, Known},
 };
 use crate::{
@@ -50,6 +50,8 @@ pub(super) enum Work {
 
 pub(super) struct Writer {
     db: Connection,
+    /// What the items come to, as the last transaction left them.
+    tally: Tally,
     heads: Arc<Heads>,
     queue: mpsc::Receiver<Request>,
     /// Set when the disk has failed in a way that leaves the last batch in doubt: nothing is written any more.
@@ -73,8 +75,13 @@ struct Overlay {
 }
 
 impl Writer {
-    pub(super) fn new(db: Connection, heads: Arc<Heads>, queue: mpsc::Receiver<Request>) -> Self {
-        Self { db, heads, queue, broken: None }
+    pub(super) fn new(
+        db: Connection,
+        tally: Tally,
+        heads: Arc<Heads>,
+        queue: mpsc::Receiver<Request>,
+    ) -> Self {
+        Self { db, tally, heads, queue, broken: None }
     }
 
     /// Works until every sender is gone and the queue is empty.
@@ -206,6 +213,7 @@ impl Writer {
     /// One transaction. An error comes with true if it may be durable all the same.
     fn transact(&mut self, overlay: &Overlay) -> Result<(), (rusqlite::Error, bool)> {
         let definite = |e| (e, false);
+        let mut tally = self.tally;
         let transaction =
             self.db.transaction_with_behavior(TransactionBehavior::Immediate).map_err(definite)?;
         for blob in &overlay.blobs {
@@ -217,7 +225,10 @@ impl Writer {
         }
         for key in &overlay.dirty {
             let item = overlay.items.get(key).and_then(|k| k.as_deref());
-            database::set_item(&transaction, key, item).map_err(definite)?;
+            database::set_item(&transaction, key, item, &mut tally).map_err(definite)?;
+        }
+        if tally != self.tally {
+            database::set_tally(&transaction, tally).map_err(definite)?;
         }
         transaction.commit().map_err(|e| {
             // A log that could not be written in full is rolled back and written over. One that could not be
@@ -227,7 +238,9 @@ impl Writer {
                 Some(ErrorCode::DiskFull | ErrorCode::DatabaseBusy | ErrorCode::ReadOnly)
             );
             (e, !full)
-        })
+        })?;
+        self.tally = tally;
+        Ok(())
     }
 }
 
