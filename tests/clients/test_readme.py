@@ -28,7 +28,7 @@ def shell(script, **environment):
 
 
 def test_every_mark_has_a_test():
-    assert set(BLOCKS) == {"serve", "try", "table", "demo", "test", "bench", "sdk", "deploy", "relay"}
+    assert set(BLOCKS) == {"serve", "try", "table", "demo", "test", "bench", "sdk", "deploy", "relay", "price"}
     assert README.count("<!-- tested:") == len(BLOCKS)
 
 
@@ -101,3 +101,10 @@ def test_every_path_on_the_page_exists():
     )
     assert len(paths) > 8
     assert [path for path in sorted(paths) if not (ROOT / path).exists()] == []
+
+
+def test_the_prices_are_what_the_program_prints(binary):
+    assert BLOCKS["price"].strip() == "cargo run --package tidewheel-tests --bin price"
+    printed = subprocess.run([binary.parent / "price"], check=True, stdout=subprocess.PIPE, text=True).stdout
+    table = printed.split("\n\n", 1)[1]
+    assert table.count("\n") > 10 and table in README

@@ -46,7 +46,7 @@ async fn run(
             );
             let mut commit = Commit::one(head);
             if files {
-                objects.put(&path(&name), blob::seal(&body).into()).await?;
+                objects.put(&path(&name), blob::seal(&name, &body).into()).await?;
             } else {
                 commit = commit.with_blob(Blob { name: name.clone(), body: body.clone() });
             }

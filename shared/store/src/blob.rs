@@ -4,7 +4,8 @@
 //! and an id that begins with the time it was made, so that ids sort by age and a collector's mark can refuse a
 //! writer that was frozen for longer than the grace period.
 //!
-//! Stored bytes are framed with a length and a checksum, which every read verifies. A back end stores
+//! Stored bytes are framed with a length and a checksum over name and bytes, which every read verifies: a whole blob under
+//! another's name is damage too. A back end stores
 //! [`seal`]'s output and returns [`open`]'s; it never hands out bytes that failed the check.
 
 use bytes::Bytes;
@@ -130,15 +131,21 @@ impl Blob {
 /// Bytes that the frame adds to a blob: its length and its checksum.
 pub const FRAME_BYTES: usize = 12;
 
-/// Frames a blob's bytes: length (8 bytes) and CRC-32C of length and body (4 bytes), little-endian, then the body.
-pub fn seal(body: &[u8]) -> Vec<u8> {
+/// Frames a blob's bytes: length (8 bytes) and CRC-32C of length, name and body (4 bytes), little-endian, then the body.
+pub fn seal(name: &BlobName, body: &[u8]) -> Vec<u8> {
     let length = (body.len() as u64).to_le_bytes();
-    let sum = crc32c::crc32c_append(crc32c::crc32c(&length), body);
+    let sum = checksum(name, &length, body);
     let mut out = Vec::with_capacity(FRAME_BYTES + body.len());
     out.extend_from_slice(&length);
     out.extend_from_slice(&sum.to_le_bytes());
     out.extend_from_slice(body);
     out
+}
+
+fn checksum(name: &BlobName, length: &[u8], body: &[u8]) -> u32 {
+    // No part of a name has a slash, so that no two names give the same text.
+    let parts = [name.owner.as_bytes(), b"/", name.id.as_bytes(), body];
+    parts.into_iter().fold(crc32c::crc32c(length), crc32c::crc32c_append)
 }
 
 /// Checks a frame and returns the bytes within.
@@ -157,8 +164,7 @@ pub fn open(name: &BlobName, stored: Bytes) -> Result<Bytes, ReadError> {
             body.len()
         )));
     }
-    let found = crc32c::crc32c_append(crc32c::crc32c(length), body);
-    if sum != found.to_le_bytes() {
+    if sum != checksum(name, length, body).to_le_bytes() {
         return Err(corrupt("the checksum does not fit".to_owned()));
     }
     Ok(stored.slice(FRAME_BYTES..))
@@ -184,7 +190,7 @@ mod tests {
     #[test]
     fn a_frame_opens_to_what_was_sealed() {
         for body in [&b""[..], b"x", &[0xff; 10_000]] {
-            let stored = seal(body);
+            let stored = seal(&name(), body);
             assert_eq!(stored.len(), body.len() + FRAME_BYTES);
             assert_eq!(open(&name(), stored.into()).as_deref(), Ok(body));
         }
@@ -193,12 +199,14 @@ mod tests {
     /// Blobs outlive programs.
     #[test]
     fn the_frame_is_frozen() {
-        assert_eq!(seal(b"tide"), *b"\x04\0\0\0\0\0\0\0\xed:r!tide");
+        assert_eq!(seal(&name(), b"tide"), *b"\x04\0\0\0\0\0\0\0\x16\xb2H,tide");
     }
 
     #[test]
     fn every_flipped_bit_and_every_truncation_is_damage() {
-        let stored = seal(b"a segment of records");
+        let stored = seal(&name(), b"a segment of records");
+        let elsewhere = open(&BlobName::new("o", "c"), stored.clone().into());
+        assert!(matches!(elsewhere, Err(ReadError::Corrupt { .. })), "another's bytes");
         for end in 0..stored.len() {
             let answer = open(&name(), stored[..end].to_vec().into());
             assert!(matches!(answer, Err(ReadError::Corrupt { .. })), "{end} bytes");

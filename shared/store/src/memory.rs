@@ -210,7 +210,9 @@ impl Store for Memory {
                 let mut state = self.state.lock();
                 for blob in &commit.blobs {
                     units += meter::of_blob_put(&blob.name, blob.body.len());
-                    state.blobs.insert(blob.name.clone(), blob::seal(&blob.body).into());
+                    state
+                        .blobs
+                        .insert(blob.name.clone(), blob::seal(&blob.name, &blob.body).into());
                 }
             }
             yield_now().await;

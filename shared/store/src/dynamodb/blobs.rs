@@ -95,7 +95,7 @@ impl DynamoDb {
     }
 
     async fn store_blob(&self, blob: &Blob) -> Result<(), CommitError> {
-        let frame = blob::seal(&blob.body);
+        let frame = blob::seal(&blob.name, &blob.body);
         if meter::is_inline(&blob.name, blob.body.len()) {
             let mut item = of_key(&item_key(&blob.name));
             item.insert(FRAME.to_owned(), AttributeValue::B(Binary::new(frame)));

@@ -29,11 +29,9 @@ const CHECKPOINT_PAGES: u32 = 2048;
 const SCHEMA: &str = "
     CREATE TABLE items (pk TEXT NOT NULL, sk TEXT NOT NULL, row BLOB NOT NULL, PRIMARY KEY (pk, sk)) WITHOUT ROWID;
     CREATE TABLE blobs (owner TEXT NOT NULL, id TEXT NOT NULL, stored BLOB NOT NULL, UNIQUE (owner, id));
+    CREATE TABLE tally (id INTEGER PRIMARY KEY, items INTEGER NOT NULL, sum INTEGER NOT NULL);
+    INSERT INTO tally VALUES (1, 0, 0);
 ";
-
-/// What the second layout added.
-const TALLY: &str =
-    "CREATE TABLE tally (id INTEGER PRIMARY KEY, items INTEGER NOT NULL, sum INTEGER NOT NULL);";
 
 /// How many items there are, and the sum of the checksums that their rows carry.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -80,7 +78,7 @@ pub(super) enum Opened {
 pub(super) fn open_writer(file: &Path, max_bytes: Option<u64>) -> rusqlite::Result<Opened> {
     let db = connect(file, true)?;
     let layout: i64 = db.query_row("PRAGMA user_version", [], |r| r.get(0))?;
-    if !(0..=LAYOUT).contains(&layout) {
+    if layout != 0 && layout != LAYOUT {
         return Ok(Opened::OtherLayout(layout));
     }
     db.pragma_update(None, "page_size", PAGE_BYTES)?;
@@ -97,21 +95,13 @@ pub(super) fn open_writer(file: &Path, max_bytes: Option<u64>) -> rusqlite::Resu
     }
     if layout == 0 {
         db.execute_batch(&format!(
-            "BEGIN IMMEDIATE; {SCHEMA} {TALLY} INSERT INTO tally VALUES (1, 0, 0);
-             PRAGMA user_version = {LAYOUT}; COMMIT;"
+            "BEGIN IMMEDIATE; {SCHEMA} PRAGMA user_version = {LAYOUT}; COMMIT;"
         ))?;
     }
     let tally = match count(&db)? {
         Ok(tally) => tally,
         Err(damage) => return Ok(Opened::Damaged(damage)),
     };
-    if layout == 1 {
-        db.execute_batch(&format!(
-            "BEGIN IMMEDIATE; {TALLY} INSERT INTO tally VALUES (1, {}, {});
-             PRAGMA user_version = {LAYOUT}; COMMIT;",
-            tally.items, tally.sum
-        ))?;
-    }
     let written = db.query_row("SELECT items, sum FROM tally WHERE id = 1", [], |r| {
         Ok(Tally { items: r.get(0)?, sum: r.get(1)? })
     })?;

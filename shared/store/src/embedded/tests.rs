@@ -142,22 +142,6 @@ async fn a_folder_in_which_an_item_is_missing_or_wrong_is_refused() {
 }
 
 #[tokio::test]
-async fn a_folder_of_the_first_layout_is_counted_once_and_opened() {
-    let dir = folder();
-    let store = open(&dir);
-    store.commit(put("a", 1)).await.expect("a commit");
-    drop(store);
-    let db = Connection::open(dir.path().join(DATABASE)).expect("the database");
-    db.execute_batch("DROP TABLE tally; PRAGMA user_version = 1").expect("the first layout");
-    drop(db);
-    let store = open(&dir);
-    assert_eq!(get(&store, "a").await, Some(1));
-    store.commit(put("b", 2)).await.expect("a commit");
-    drop(store);
-    assert_eq!(get(&open(&dir), "b").await, Some(2));
-}
-
-#[tokio::test]
 async fn damaged_rows_are_reported_and_never_served() {
     let dir = folder();
     let store = open(&dir);

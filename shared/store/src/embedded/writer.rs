@@ -217,7 +217,7 @@ impl Writer {
         let transaction =
             self.db.transaction_with_behavior(TransactionBehavior::Immediate).map_err(definite)?;
         for blob in &overlay.blobs {
-            database::set_blob(&transaction, &blob.name, &blob::seal(&blob.body))
+            database::set_blob(&transaction, &blob.name, &blob::seal(&blob.name, &blob.body))
                 .map_err(definite)?;
         }
         for name in &overlay.deletes {
