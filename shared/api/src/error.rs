@@ -97,6 +97,14 @@ impl From<Error> for Failure {
         let (status, code) = match &e {
             Error::Name { .. } | Error::Invalid(_) => (StatusCode::BAD_REQUEST, "invalid"),
             Error::Limit { .. } => (StatusCode::BAD_REQUEST, "limit"),
+            Error::NotDeclared(_) => (StatusCode::NOT_FOUND, "not_declared"),
+            Error::Declare { .. } | Error::Differs { .. } | Error::Migrate { .. } => {
+                (StatusCode::CONFLICT, "declared_otherwise")
+            }
+            Error::Row { .. } => (StatusCode::BAD_REQUEST, "row_does_not_fit"),
+            Error::Retired { .. } => (StatusCode::BAD_REQUEST, "stream_retired"),
+            Error::NoLog(_) => (StatusCode::BAD_REQUEST, "no_log"),
+            Error::OnePartition { .. } => (StatusCode::BAD_REQUEST, "one_partition"),
             Error::Lease => (StatusCode::BAD_REQUEST, "lease"),
             Error::StaleState { .. } => (StatusCode::BAD_REQUEST, "stale_state"),
             Error::StreamNotFound(_) => {

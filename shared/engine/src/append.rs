@@ -8,21 +8,33 @@
 //! that would tell the offsets. Batches of more ids than the head's set takes, and appends that wake sleepers, are
 //! pinned too.
 //!
+//! To a declared stream it brings its rows in the text that the live generation's schema gives them, and commits on the
+//! condition that the partition's epoch is the one that they were checked under. Rows that were published are *frames*
+//! (see [`crate::publish`]): an append judges them by the head that it plans on, and moves their publishers' marks in
+//! the same write. Such an append is pinned, since a mark names offsets.
+//!
 //! It never answers before the head names the segment, and never takes a lost reply for a failure: the segment's name
 //! in the head or a page is the proof.
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::{
+    collections::{BTreeSet, HashMap},
+    sync::Arc,
+};
 
 use bytes::Bytes;
+use tidewheel_schema::RowError;
 use tidewheel_store::{
     Blob, Change, Commit, CommitError, Committed, Condition, Failed, Item, Value, Write,
 };
 
 use crate::{
-    Engine, Error, GroupId, PartitionId, Pushed, Uuid,
+    Declared, Engine, Error, GroupId, PartitionId, Pushed, Uuid,
     encryption::Sealer,
+    generations::retired_error,
     head::{Descriptor, Head, Placed, commit_token, id_bytes},
     keys, limits, live, message_id,
+    publish::{Framed, Verdict},
+    publisher::{Mark, Range, attribute, is_in_head, item_write},
     segment::{self, Packed, Segment, TransactionId, id_hash},
     stream::StreamRecord,
     view::IdView,
@@ -35,12 +47,15 @@ pub(crate) struct Candidate {
     pub(crate) packed: Packed,
     /// 0 without a transaction id.
     hash: u64,
+    /// The row as it came, if the payload is its canonical text, and the epoch whose schema made it so.
+    checked: Option<(Bytes, i64)>,
 }
 
 impl Candidate {
     pub(crate) fn new(item: &crate::PushItem) -> Self {
         Self {
             hash: item.transaction_id.as_deref().map_or(0, id_hash),
+            checked: None,
             packed: Packed {
                 id: None,
                 transaction_id: item.transaction_id.as_deref().map(TransactionId::new),
@@ -49,6 +64,28 @@ impl Candidate {
                 payload: item.payload.clone(),
             },
         }
+    }
+
+    /// A published row in its canonical text.
+    pub(crate) fn row(row: Bytes, canonical: Bytes, epoch: i64) -> Self {
+        let packed =
+            Packed { id: None, transaction_id: None, key: None, headers: None, payload: canonical };
+        Self { packed, hash: 0, checked: Some((row, epoch)) }
+    }
+
+    /// Gives the payload the text that it has under this declaration.
+    ///
+    /// # Errors
+    /// [`RowError`], naming the column.
+    pub(crate) fn check(&mut self, declared: &Declared) -> Result<(), RowError> {
+        let row = match &self.checked {
+            Some((_, epoch)) if *epoch == declared.epoch => return Ok(()),
+            Some((row, _)) => row.clone(),
+            None => self.packed.payload.clone(),
+        };
+        self.packed.payload = declared.canonical(&row)?;
+        self.checked = Some((row, declared.epoch));
+        Ok(())
     }
 }
 
@@ -72,6 +109,14 @@ pub(crate) struct Plan {
     known_tail: u64,
 }
 
+/// A publisher's mark that an append moves.
+struct Moved {
+    digest: String,
+    before: Mark,
+    after: Mark,
+    in_head: bool,
+}
+
 /// Records on their way into one partition.
 pub(crate) struct Append {
     engine: Engine,
@@ -92,6 +137,12 @@ pub(crate) struct Append {
     rings: bool,
     /// The beginning of the full list before which it stood back.
     stood_back: Option<u64>,
+    /// The published frames that the candidates are the rows of, if they are.
+    pub(crate) frames: Vec<Framed>,
+    /// Marks that lie in items of their own, as they were read.
+    mark_items: HashMap<String, Option<Mark>>,
+    /// The served time of what was appended, µs.
+    pub(crate) time_us: Option<i64>,
 }
 
 /// A commit whose reply was lost.
@@ -123,6 +174,9 @@ impl Append {
             doubtful: None,
             rings: false,
             stood_back: None,
+            frames: Vec::new(),
+            mark_items: HashMap::new(),
+            time_us: None,
         }
     }
 
@@ -150,16 +204,29 @@ impl Append {
         pinned: bool,
     ) -> Result<Option<Plan>, Error> {
         self.engine.check_push_allowed().await?;
+        self.stream.check_partition(&self.name)?;
         if self.sealer.is_none() && self.stream.info.options.encryption_enabled {
             self.sealer = Some(self.engine.sealer().await?);
         }
+        let mut fresh = false;
         for _ in 0..limits::COMMIT_ATTEMPTS {
-            let head = match self.warm.head().filter(|h| h.stream_id == self.stream.info.id) {
+            let warm = self.warm.head().filter(|h| h.stream_id == self.stream.info.id && !fresh);
+            let head = match warm {
                 Some(head) => Some(head),
-                None => self.engine.head(&self.id).await?,
+                None => {
+                    fresh = true;
+                    self.engine.head(&self.id).await?
+                }
             };
             let Some(head) = head else {
-                return self.plan_creation().await.map(Some);
+                match &self.stream.declared {
+                    None => return self.plan_creation().await.map(Some),
+                    Some(declared) if !declared.declaration.log => {
+                        return Err(Error::NoLog(declared.name.clone()));
+                    }
+                    // A declared stream's head goes with the stream.
+                    Some(declared) => return Err(Error::StreamNotFound(declared.name.clone())),
+                }
             };
             if let Some(placed) = self.arrived(&head).await? {
                 self.decided(view, &placed);
@@ -171,6 +238,19 @@ impl Append {
                 self.engine.stand_back(&self.id).await?;
                 continue;
             }
+            if head.epoch != self.epoch() {
+                // One of the two is old.
+                fresh = true;
+                self.reread_stream().await?;
+                continue;
+            }
+            self.check_rows()?;
+            let marks = self.judge(&head).await?;
+            if !fresh && self.frames.iter().any(Framed::is_refused_by_head) {
+                // A remembered head may be behind, and no publisher is refused for that.
+                fresh = true;
+                continue;
+            }
             self.decide_duplicates(view, &head, pinned).await?;
             if self.outcomes.iter().all(Option::is_some) {
                 return Ok(None);
@@ -180,9 +260,127 @@ impl Append {
                 self.engine.roll(&self.id, &head, view, window_us).await?;
                 continue;
             }
-            return self.plan_append(&head, pinned).map(Some);
+            return self.plan_append(&head, pinned, marks).map(Some);
         }
         Err(Error::Busy)
+    }
+
+    /// The epoch of what is known of the stream's declaration; 0 if it has none.
+    fn epoch(&self) -> i64 {
+        self.stream.declared.as_ref().map_or(0, |d| d.epoch)
+    }
+
+    /// Sees to it that every row has the text that the live generation's schema gives it.
+    fn check_rows(&mut self) -> Result<(), Error> {
+        let Some(declared) = &self.stream.declared else { return Ok(()) };
+        if let Some(retired) = declared.retired {
+            return Err(retired_error(&declared.name, retired));
+        }
+        let stale = |c: &Candidate| c.checked.as_ref().is_none_or(|(_, e)| *e != declared.epoch);
+        if !self.candidates.iter().any(stale) {
+            return Ok(());
+        }
+        self.packing = None;
+        for (at, candidate) in self.candidates.iter_mut().enumerate() {
+            if let Err(error) = candidate.check(declared) {
+                match self.frames.iter_mut().find(|f| f.rows.contains(&at)) {
+                    // It fails alone.
+                    Some(frame) => frame.verdict = Verdict::Rejected(error.to_string()),
+                    None => {
+                        return Err(Error::Row { stream: declared.name.clone(), row: at, error });
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Judges the frames by the marks under this head, in their order: which rows are new, which were there before, and
+    /// which frames are refused. Answers the marks that the new rows move, without their offsets.
+    async fn judge(&mut self, head: &Head) -> Result<Vec<Moved>, Error> {
+        let mut moved: Vec<Moved> = Vec::new();
+        let life = self.stream.declared.as_ref().map_or(0, |d| d.life);
+        for at in 0..self.frames.len() {
+            let Framed { digest, seq, rows, verdict, .. } = &self.frames[at];
+            let (seq, rows) = (*seq, rows.clone());
+            self.outcomes[rows.clone()].fill(None);
+            if let Verdict::Rejected(_) = verdict {
+                self.outcomes[rows].fill(Some(Pushed::Refused(Error::Busy)));
+                continue;
+            }
+            let Some((digest, epoch)) = digest.clone() else {
+                self.frames[at].verdict = Verdict::Taken { known: 0 };
+                continue;
+            };
+            let place = match moved.iter().position(|m| m.digest == digest) {
+                Some(place) => Some(place),
+                None => self.mark(head, &digest).await?.map(|(before, in_head)| {
+                    let after = before.clone();
+                    moved.push(Moved { digest: digest.clone(), before, after, in_head });
+                    moved.len() - 1
+                }),
+            };
+            let current = |m: &&mut Moved| m.after.life == life && m.after.epoch == epoch;
+            let mark = place.and_then(|place| moved.get_mut(place)).filter(current);
+            let Some(Moved { after, .. }) = mark else {
+                self.frames[at].verdict = Verdict::Superseded;
+                self.outcomes[rows].fill(Some(Pushed::Refused(Error::Busy)));
+                continue;
+            };
+            let expected = after.last_seq + 1;
+            if seq > expected {
+                self.frames[at].verdict = Verdict::Gap { expected };
+                self.outcomes[rows].fill(Some(Pushed::Refused(Error::Busy)));
+                continue;
+            }
+            let known = rows.len().min((expected - seq) as usize);
+            let landed = self.warm.landed.lock();
+            for (seq, row) in (seq..).zip(rows.start..rows.start + known) {
+                let offset = after.offset_of(seq).or_else(|| landed.offset_of(life, &digest, seq));
+                self.outcomes[row] = Some(Pushed::Duplicate { id: None, offset });
+            }
+            drop(landed);
+            after.last_seq += (rows.len() - known) as u64;
+            self.frames[at].verdict = Verdict::Taken { known };
+        }
+        if !self.frames.is_empty() {
+            let open: Vec<usize> =
+                (0..self.candidates.len()).filter(|&i| self.outcomes[i].is_none()).collect();
+            if self.packing.as_ref().is_some_and(|p| p.members != open) {
+                self.packing = None;
+            }
+        }
+        moved.retain(|m| m.after.last_seq != m.before.last_seq);
+        Ok(moved)
+    }
+
+    /// A publisher's mark under a head, and whether the head itself has it.
+    async fn mark(&mut self, head: &Head, digest: &str) -> Result<Option<(Mark, bool)>, Error> {
+        if let Some(mark) = head.marks.get(digest) {
+            return Ok(Some((mark.clone(), true)));
+        }
+        if let Some(known) = self.mark_items.get(digest) {
+            return Ok(known.clone().map(|mark| (mark, false)));
+        }
+        let mark = self.engine.mark_item(&self.id, digest).await?;
+        self.mark_items.insert(digest.to_owned(), mark.clone());
+        Ok(mark.map(|mark| (mark, false)))
+    }
+
+    /// Gives the marks that an append moves the offsets of its rows, which begin at `base`.
+    fn number(&self, moved: &mut [Moved], members: &[usize], base: u64) {
+        for mark in moved {
+            mark.after = mark.before.clone();
+            for frame in &self.frames {
+                let own = frame.digest.as_ref().is_some_and(|(d, _)| *d == mark.digest);
+                let Verdict::Taken { known } = frame.verdict else { continue };
+                let new = frame.rows.len() - known;
+                if own && new > 0 {
+                    let first = members.partition_point(|&m| m < frame.rows.start + known);
+                    mark.after.advance(base + first as u64, new as u64);
+                }
+            }
+        }
     }
 
     /// Answers the records that were pushed before.
@@ -280,12 +478,18 @@ impl Append {
         members
     }
 
-    fn plan_append(&mut self, head: &Arc<Head>, pinned: bool) -> Result<Plan, Error> {
+    fn plan_append(
+        &mut self,
+        head: &Arc<Head>,
+        pinned: bool,
+        mut marks: Vec<Moved>,
+    ) -> Result<Plan, Error> {
         self.pack(head.mark_us)?;
         let Some(packing) = &self.packing else { return Err(Error::Busy) };
         let members = self.set_members(packing);
         let full = head.ids.len() + members.len() > limits::HEAD_IDS || self.clear_ids;
-        let pinned = pinned || full || !head.asleep.is_empty();
+        let pinned = pinned || full || !head.asleep.is_empty() || !marks.is_empty();
+        self.number(&mut marks, &packing.members, head.tail);
         let count = packing.members.len() as u64;
         let descriptor = Descriptor {
             blob: packing.blob.name.id.clone(),
@@ -301,6 +505,13 @@ impl Append {
             Condition::ShorterThan("segs".into(), limits::HEAD_SEGMENTS),
             Condition::LessThan("mark".into(), packing.blob.name.made_us().unwrap_or(0)),
         ];
+        if head.epoch > 0 {
+            conditions.push(Condition::Equals("epoch".into(), head.epoch.into()));
+        }
+        for mark in marks.iter().filter(|m| m.in_head) {
+            conditions.push(is_in_head(&mark.digest, &mark.before));
+            changes.push(Change::Set(attribute(&mark.digest), mark.after.encode()));
+        }
         if full {
             changes.push(Change::Add("gen".into(), 1));
             changes.push(Change::Set("gen_tail".into(), ((head.tail + count) as i64).into()));
@@ -324,12 +535,16 @@ impl Append {
             changes.push(Change::Remove("asleep".into()));
             writes.extend(head.asleep.iter().filter_map(|g| self.ready_write(g)));
         }
+        for mark in marks.iter().filter(|m| !m.in_head) {
+            writes.push(item_write(&self.id, &mark.digest, &mark.before, &mark.after));
+        }
         let mut write = Write::update(keys::head(&self.id), changes);
         write.conditions = conditions;
         writes.insert(0, write);
         let after = if pinned { Some(self.after(&writes[0], Some(&head.encode()))?) } else { None };
         let wakes_live = live::sleeps(&self.id, head);
-        Ok(Plan { blob: packing.blob.clone(), writes, after, wakes_live, known_tail: head.tail })
+        let (blob, known_tail) = (packing.blob.clone(), head.tail);
+        Ok(Plan { blob, writes, after, wakes_live, known_tail })
     }
 
     /// The head as a write to it will leave it.
@@ -375,9 +590,7 @@ impl Append {
         let mut writes = vec![
             Write::put(keys::head(&self.id), head.encode()).when(Condition::Absent),
             Write::put(keys::partition_entry(&self.stream.info.id, &self.id), entry),
-            Write::check(keys::stream(&self.stream.info.name))
-                .when(Condition::Equals("id".into(), self.stream.info.id.to_string().into()))
-                .when(Condition::Equals("version".into(), self.stream.version.into())),
+            self.stream.held(),
         ];
         writes.extend(self.stream.groups.iter().filter_map(|g| self.ready_write(g)));
         let after = Some(self.after(&writes[0], None)?);
@@ -391,6 +604,7 @@ impl Append {
     /// [`Error::StreamNotFound`] if the stream is gone; the caller may begin again with a new one.
     pub(crate) async fn learn(&mut self, failed: &[Failed]) -> Result<(), Error> {
         Counts::add(&self.engine.inner.counts.append_conflicts, 1);
+        self.mark_items.clear();
         for failure in failed {
             match (failure.write, &failure.current) {
                 (0, Some(item)) => self.warm.learn(Arc::new(Head::decode(&self.id, item)?)),
@@ -498,6 +712,8 @@ impl Append {
 
     fn decided(&mut self, view: &mut IdView, placed: &Placed) {
         let Some(packing) = self.packing.take() else { return };
+        self.time_us = Some(placed.time_us);
+        self.remember_ranges(&packing.members, placed.base);
         for (offset, &i) in (placed.base..).zip(&packing.members) {
             let derived = || message_id(&self.id, offset, placed.time_us);
             let id = self.candidates[i].packed.id.unwrap_or_else(derived);
@@ -513,6 +729,34 @@ impl Append {
         let weight = (payloads + 160 * records.len()) as u64;
         let segment = Segment { hashes: packing.hashes.to_vec(), records, weight };
         self.engine.remember_segment(&self.id, &packing.blob.name.id, segment);
+    }
+
+    /// Takes note of where the rows of claimed frames have landed, and answers those that were repeated in the same commit.
+    fn remember_ranges(&mut self, members: &[usize], base: u64) {
+        if self.frames.iter().all(|f| f.digest.is_none()) {
+            return;
+        }
+        let life = self.stream.declared.as_ref().map_or(0, |d| d.life);
+        let mut landed = self.warm.landed.lock();
+        for frame in &self.frames {
+            let (Some((digest, _)), Verdict::Taken { known }) = (&frame.digest, &frame.verdict)
+            else {
+                continue;
+            };
+            let (rows, known) = (frame.rows.clone(), *known);
+            if rows.len() > known {
+                let first = members.partition_point(|&m| m < rows.start + known);
+                let (seq, rows) = (frame.seq + known as u64, (rows.len() - known) as u64);
+                landed.landed(life, digest, Range { seq, offset: base + first as u64, rows });
+            }
+            for (seq, row) in (frame.seq..).zip(rows.start..rows.start + known) {
+                if let Some(Pushed::Duplicate { offset: offset @ None, .. }) =
+                    &mut self.outcomes[row]
+                {
+                    *offset = landed.offset_of(life, digest, seq);
+                }
+            }
+        }
     }
 
     /// Rings the doorbell if the append has woken the partition's followers. Not under the partition's lock.

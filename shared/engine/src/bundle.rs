@@ -5,7 +5,9 @@
 
 use std::sync::Arc;
 
-use tidewheel_store::{Action, Blob, Commit, Committed, Failed, Write, limits as store_limits};
+use tidewheel_store::{
+    Action, Blob, Change, Commit, Committed, Failed, Write, limits as store_limits,
+};
 use tokio::sync::MutexGuard;
 
 use crate::{
@@ -35,13 +37,18 @@ pub(crate) struct Assembly {
 }
 
 impl Assembly {
-    /// Adds a part's writes; answers their places. The same check from two parts is made once.
+    /// Adds a part's writes; answers their places. The same check, or the same word left, from two parts is made once.
     pub(crate) fn add(&mut self, writes: &[Write]) -> Vec<usize> {
         writes
             .iter()
             .map(|write| {
-                let known =
-                    self.commit.writes.iter().position(|w| w == write && w.action == Action::Check);
+                let shared = match &write.action {
+                    Action::Check => true,
+                    Action::Update(changes) => changes.iter().all(|c| matches!(c, Change::Set(..))),
+                    _ => false,
+                };
+                let mut writes = self.commit.writes.iter();
+                let known = writes.position(|w| shared && w == write);
                 known.unwrap_or_else(|| {
                     self.commit.writes.push(write.clone());
                     self.commit.writes.len() - 1

@@ -1,9 +1,10 @@
 //! What the engine refuses, and why. A message names the ids and limits that a person needs; no message carries a
 //! payload or a secret.
 
+use tidewheel_schema::RowError;
 use tidewheel_store::{CommitError, ReadError};
 
-use crate::{encryption::KeyError, limits};
+use crate::{DEFAULT_PARTITION, encryption::KeyError, limits};
 
 /// Why an operation did not happen.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -51,6 +52,68 @@ pub enum Error {
     StaleState {
         /// The state key.
         key: String,
+    },
+    /// The stream has declared nothing.
+    #[error("stream `{0}` is not declared")]
+    NotDeclared(String),
+    /// The stream cannot be declared.
+    #[error("stream `{stream}` cannot be declared: {detail}")]
+    Declare {
+        /// The stream.
+        stream: String,
+        /// Why.
+        detail: String,
+    },
+    /// The stream has declared something else.
+    #[error("stream `{stream}` has declared otherwise: {detail}")]
+    Differs {
+        /// The stream.
+        stream: String,
+        /// The first difference.
+        detail: String,
+    },
+    /// The schema cannot become the stream's next.
+    #[error("stream `{stream}` cannot change to this schema: {detail}")]
+    Migrate {
+        /// The stream.
+        stream: String,
+        /// Why.
+        detail: String,
+    },
+    /// A row that does not fit the stream's schema.
+    #[error("a row does not fit stream `{stream}`: {error}")]
+    Row {
+        /// The stream.
+        stream: String,
+        /// Its place among the rows that came with it to this stream.
+        row: usize,
+        /// The column, and what is wrong with it.
+        error: RowError,
+    },
+    /// The stream is retired: it takes no more rows.
+    #[error("stream `{stream}` is retired: it ends at offset {end}")]
+    Retired {
+        /// The stream.
+        stream: String,
+        /// When it was retired, µs.
+        at_us: i64,
+        /// One past its last offset.
+        end: u64,
+    },
+    /// The stream has no log: nothing can be stored in it.
+    #[error(
+        "stream `{0}` has no log: its rows are relayed to those who listen, and are published, not pushed"
+    )]
+    NoLog(String),
+    /// A declared stream has one partition.
+    #[error(
+        "stream `{stream}` is declared and has the partition `{DEFAULT_PARTITION}` alone, not `{partition}`"
+    )]
+    OnePartition {
+        /// The stream.
+        stream: String,
+        /// What was asked for.
+        partition: String,
     },
     /// The store takes no more at the moment, or others are always first. Nothing was written.
     #[error("the store is busy: nothing was written, try again")]

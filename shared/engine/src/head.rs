@@ -13,16 +13,22 @@
 //! | `floor` | the lowest offset that can be read |
 //! | `floor_due` `floor_us` | what lies below this may be deleted a grace after this time, µs |
 //! | `asleep` | group ids (simple) that wait for a push to wake them |
+//! | `epoch` | of a declared stream: counts its generations, see [`crate::declare`]; absent on any other |
+//! | `m.<publisher>` | the mark of a publisher, see [`crate::publisher`] |
+//! | `publishers` | how many publishers have a mark, here or elsewhere |
 //!
 //! Invariants: `floor <= base <= tail`; `base` plus the counts of `segs` is `tail`; `gen_tail <= tail`; an id of a
 //! record at or above `gen_tail` is in `ids`. Whoever takes ids out of the set counts `gen` up in the same write.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use bytes::Bytes;
 use tidewheel_store::{BlobName, Item, Value};
 
-use crate::{Error, PartitionId, Uuid, segment};
+use crate::{Error, PartitionId, Uuid, publisher::Mark, segment};
+
+/// Begins the attribute of a publisher's mark.
+pub(crate) const MARK: &str = "m.";
 
 /// A segment as a head or a page names it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -89,6 +95,11 @@ pub(crate) fn decode_descriptors(item: &Item) -> Option<Vec<Descriptor>> {
     item.list("segs").iter().map(Descriptor::decode).collect()
 }
 
+fn decode_marks(item: &Item) -> Option<BTreeMap<String, Mark>> {
+    let marks = item.iter().filter_map(|(name, value)| Some((name.strip_prefix(MARK)?, value)));
+    marks.map(|(publisher, value)| Some((publisher.to_owned(), Mark::decode(value)?))).collect()
+}
+
 /// A partition head, decoded.
 #[derive(Clone, Debug)]
 pub(crate) struct Head {
@@ -106,6 +117,11 @@ pub(crate) struct Head {
     pub(crate) mark_us: i64,
     pub(crate) floor: u64,
     pub(crate) asleep: BTreeSet<String>,
+    /// 0 on a stream that is not declared.
+    pub(crate) epoch: i64,
+    /// By the publisher's digest.
+    pub(crate) marks: BTreeMap<String, Mark>,
+    pub(crate) publishers: i64,
 }
 
 impl Head {
@@ -126,6 +142,9 @@ impl Head {
             mark_us: 0,
             floor: 0,
             asleep: BTreeSet::new(),
+            epoch: 0,
+            marks: BTreeMap::new(),
+            publishers: 0,
         }
     }
 
@@ -149,6 +168,15 @@ impl Head {
         if !self.asleep.is_empty() {
             item.set("asleep", Value::StrSet(self.asleep.clone()));
         }
+        if self.epoch > 0 {
+            item.set("epoch", self.epoch);
+        }
+        if self.publishers > 0 {
+            item.set("publishers", self.publishers);
+        }
+        for (publisher, mark) in &self.marks {
+            item.set(format!("{MARK}{publisher}"), mark.encode());
+        }
         item
     }
 
@@ -170,6 +198,9 @@ impl Head {
                 mark_us: item.int("mark")?,
                 floor: count("floor")?,
                 asleep: item.str_set("asleep").cloned().unwrap_or_default(),
+                epoch: item.int("epoch").unwrap_or_default(),
+                marks: decode_marks(item)?,
+                publishers: item.int("publishers").unwrap_or_default(),
             })
         };
         let head =

@@ -2,13 +2,14 @@
 //!
 //! | kind | pk | sk | attributes | conditions |
 //! |---|---|---|---|---|
-//! | stream | `s#<stream>` | `stream` | `id` `namespace` `task` `options` (JSON) `created_us` `version` `groups` (set of group ids, simple) | absent; version equals; groups shorter than |
+//! | stream | `s#<stream>` | `stream` | `id` `namespace` `task` `options` (JSON) `created_us` `version` `groups` (set of group ids, simple) `partitioned`; of a declared stream `revision` `declared` (JSON) `book`, see [`crate::declare`] | absent; version equals; groups shorter than; partitioned, book lacking; revision, book equal |
 //! | group | `g#<stream id>` | `<group>` | `gid` `joined` (version at which it joined) `mode` `from_us` `joined_us` `conflation` `scan` (partitions up to here are visited; absent when all are) | absent; gid, mode, from_us equal; scan equals |
 //! | stream list | `streams` | `<stream>` | none | none |
 //! | gone streams | `gone` | `<stream id>` | `name` `groups`: what is still to be swept | none |
 //! | partition list | `sp#<stream id>` | `<partition id>` | `name` | none |
-//! | partition head | `p#<partition id>` | `head` | see [`crate::head`] | absent; tail, gen, asleep equal; gen equals, ids lack, segs and ids shorter than, mark less than, asleep lacking |
+//! | partition head | `p#<partition id>` | `head` | see [`crate::head`] | absent; tail, gen, asleep, epoch, marks equal; gen equals, ids lack, segs and ids shorter than, mark less than, asleep lacking |
 //! | index page | `p#<partition id>` | `page#<base, 16 hex digits>` | see [`crate::page`] | absent |
+//! | publisher's mark | `pm#<partition id>` | `<digest of the publisher's id>` | see [`crate::publisher`] | absent; mark equals |
 //! | cursor | `c#<cursor id>` | `cursor` | see [`crate::cursor`] | absent; epoch equals; lease equals |
 //! | ready entry | `r#<group id>` | `<partition id>` | `version` (chance) | version equals |
 //! | ready entry of a live group | `r#6c697665<shard>..` | `<partition id>` | the same; see [`crate::live`] | the same |
@@ -33,7 +34,8 @@
 //! | table head | `t#<stream id>` | `table` | of the `tables` crate | of the `tables` crate |
 //!
 //! Blobs: a segment or a page's ids belong to the owner `<partition id, simple>`; deltas and snapshots of a state to
-//! `<derived from query and partition, simple>`; a large dead letter's payload to its partition.
+//! `<derived from query and partition, simple>`; a large dead letter's payload to its partition; the books of a declared stream to
+//! `b<stream id, simple>`.
 //!
 //! What is persisted here must stay stable.
 
@@ -90,6 +92,14 @@ pub(crate) fn page_sk(base: u64) -> String {
 
 pub(crate) fn page(partition: &PartitionId, base: u64) -> Key {
     Key::new(partition_pk(partition), page_sk(base))
+}
+
+pub(crate) fn marks_pk(partition: &PartitionId) -> String {
+    format!("pm#{partition}")
+}
+
+pub(crate) fn mark(partition: &PartitionId, publisher: &str) -> Key {
+    Key::new(marks_pk(partition), publisher)
 }
 
 pub(crate) fn cursor(cursor: &CursorId) -> Key {

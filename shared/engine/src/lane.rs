@@ -108,11 +108,28 @@ fn next_batch(warm: &Warm) -> Option<Vec<Waiter>> {
 }
 
 async fn append_batch(engine: &Engine, partition: &str, warm: &Arc<Warm>, batch: Vec<Waiter>) {
+    let mut alone = append_together(engine, partition, warm, batch).await;
+    for waiter in alone.drain(..) {
+        // One of them does not fit a schema that has changed since they were checked. Nothing was written.
+        append_together(engine, partition, warm, vec![waiter]).await;
+    }
+}
+
+/// Appends what callers bring in one segment and answers them. Those that it hands back are to be tried each for itself.
+async fn append_together(
+    engine: &Engine,
+    partition: &str,
+    warm: &Arc<Warm>,
+    batch: Vec<Waiter>,
+) -> Vec<Waiter> {
     // What the newest of them knows holds for all: a stream that is encrypted by now is so for the whole segment.
     let Some(stream) = batch.iter().map(|w| &w.stream).max_by_key(|s| s.read_us).map(Arc::clone)
     else {
-        return;
+        return Vec::new();
     };
+    let copies = (stream.declared.is_some() && batch.len() > 1).then(|| {
+        batch.iter().map(|w| (Arc::clone(&w.stream), w.candidates.clone())).collect::<Vec<_>>()
+    });
     let dedup = stream.window_us() > 0;
     // A repeat within the batch is a duplicate of the first, like any other.
     let mut first_of: HashMap<String, usize> = HashMap::new();
@@ -144,6 +161,12 @@ async fn append_batch(engine: &Engine, partition: &str, warm: &Arc<Warm>, batch:
         append.run(&mut view).await
     };
     append.ring().await;
+    if let (Err(Error::Row { .. }), Some(copies)) = (&result, copies) {
+        let again = copies.into_iter().zip(replies);
+        return again
+            .map(|((stream, candidates), reply)| Waiter { stream, candidates, reply })
+            .collect();
+    }
     let outcomes = append.outcomes();
     for (reply, own) in replies.into_iter().zip(places) {
         let answer = match &result {
@@ -155,6 +178,7 @@ async fn append_batch(engine: &Engine, partition: &str, warm: &Arc<Warm>, batch:
         // A caller that went away hears nothing; what it pushed is there all the same.
         let _ = reply.send(answer);
     }
+    Vec::new()
 }
 
 fn answer_for(outcome: &Pushed, repeat: bool) -> Pushed {

@@ -30,6 +30,8 @@
 //! | following, for processes that deliver | `live` |
 //! | keys with values | `kv` |
 //! | timers | `timer` |
+//! | declared streams | `declare`; `generations` for their schemas' changes and their end |
+//! | publishing rows | `publish`; `publisher` for marks, `relay` for streams without a log |
 //! | traces | `trace` |
 //! | pausing pushes and pops | `switches` |
 //! | encryption at rest | `encryption` |
@@ -45,9 +47,11 @@ mod claim;
 mod cursor;
 mod cycle;
 mod dead_letter;
+mod declare;
 mod encryption;
 mod error;
 mod fetch;
+mod generations;
 mod group;
 mod head;
 mod id;
@@ -62,9 +66,12 @@ mod model;
 mod options;
 mod page;
 mod pop;
+mod publish;
+mod publisher;
 mod push;
 mod query;
 mod read;
+mod relay;
 mod roll;
 mod segment;
 mod standing;
@@ -84,6 +91,7 @@ use tidewheel_store::{Env, Store};
 
 pub use crate::{
     changed::{Changed, ChangedEntry, ChangedPartition},
+    declare::{Declaration, Declared, Generation, Retirement},
     encryption::{DataKey, KeyError, KeyProvider, MasterKeys, SecretKey, WrappedKey},
     error::Error,
     fetch::{Fetch, FetchEntry, Fetched, TimeEntry, TimeFound},
@@ -93,6 +101,9 @@ pub use crate::{
     maintain::Hold,
     model::*,
     options::StreamOptions,
+    publish::{Frame, Landed, PublishError},
+    publisher::Claim,
+    relay::Relayed,
     survey::{StreamSurvey, Survey, SurveyFilter, Volume},
     switches::Switches,
     timer::{Timer, TimerAction, TimerOp, TimerOutcome, TimerStatus},

@@ -103,7 +103,55 @@ pub const BLOB_GRACE: Duration = Duration::from_secs(15 * 60);
 /// How long data below the floor is kept before it is deleted: readers who hold a position there finish.
 pub const FLOOR_GRACE: Duration = Duration::from_secs(60);
 
+/// How long rows below the floor of a declared stream that keeps its rows for a time are kept before they are deleted.
+pub const ROW_GRACE: Duration = Duration::from_secs(3600);
+
+/// Publishers of one stream that are exactly once.
+pub const PUBLISHERS: usize = 4096;
+
+/// Bytes of a publisher's id.
+pub const PUBLISHER_BYTES: usize = 128;
+
+/// Marks of publishers that lie in the partition's head. Those of others lie in items of their own.
+pub const HEAD_MARKS: usize = 12;
+
+/// Ranges of rows that a mark remembers, so that a repeat is answered with its offsets.
+pub const MARK_RANGES: usize = 3;
+
+/// Ranges of rows that a process remembers for one publisher.
+pub const PUBLISHER_RANGES: usize = 64;
+
+/// Publishers whose frames share one commit.
+pub const COMMIT_PUBLISHERS: usize = 32;
+
+/// Rows of frames that share one commit.
+pub const COMMIT_ROWS: usize = 10_000;
+
+/// Bytes of frames that share one commit.
+pub const COMMIT_BYTES: usize = 8 * 1024 * 1024;
+
+/// Frames of a stream without a log that wait for one listener in this process.
+pub const RELAY_FRAMES: usize = 1024;
+
+/// Generations of a declared stream.
+pub const GENERATIONS: usize = 200;
+
+/// Bytes of all schemas that a stream has had.
+pub const BOOK_BYTES: usize = 16 * 1024 * 1024;
+
+/// Rows that one subscriber may ask to be replayed, when the declaration names no number.
+pub const REPLAY_ROWS: u64 = 100_000;
+
+/// Rows that may wait for one subscriber, when the declaration names no number.
+pub const BACKLOG_ROWS: u64 = 8192;
+
+/// Bytes of a published frame, when the declaration names no number.
+pub const MESSAGE_BYTES: usize = 1024 * 1024;
+
 const _: () = assert!(CLAIM_PARTITIONS >= POP_PARTITIONS_MAX);
+const _: () = assert!(COMMIT_ROWS <= BATCH_RECORDS && COMMIT_BYTES <= SEGMENT_BYTES);
+// The head, the items of the marks, and the groups that it may wake.
+const _: () = assert!(COMMIT_PUBLISHERS + 2 <= store::TRANSACTION_ITEMS);
 /// Records of one partition in one fetch.
 pub const FETCH_RECORDS: u64 = 10_000;
 

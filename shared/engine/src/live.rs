@@ -128,9 +128,13 @@ impl Engine {
         for _ in 0..limits::COMMIT_ATTEMPTS {
             let missing = || Error::StreamNotFound(stream.to_owned());
             let record = self.reread_stream(stream).await?.ok_or_else(missing)?;
+            record.check_partition(partition)?;
             let id = PartitionId::of(&record.info.id, partition);
             if let Some(head) = self.head(&id).await? {
                 return Ok(head.extent());
+            }
+            if record.declared.is_some() {
+                return Err(Error::NoLog(stream.to_owned()));
             }
             let mut head = Head::new(stream, record.info.id, partition, record.version);
             // Every group is told of it, as it is of one that a push makes. There is nothing to read yet, so it is told
@@ -140,9 +144,7 @@ impl Engine {
             let writes = vec![
                 Write::put(keys::head(&id), head.encode()).when(Condition::Absent),
                 Write::put(keys::partition_entry(&record.info.id, &id), entry),
-                Write::check(keys::stream(stream))
-                    .when(Condition::Equals("id".into(), record.info.id.to_string().into()))
-                    .when(Condition::Equals("version".into(), record.version.into())),
+                record.held(),
             ];
             match self.commit(Commit::all(writes)).await {
                 // Made by somebody, perhaps by us, or refused by a group that has just joined: the next read tells.

@@ -56,7 +56,8 @@ impl Engine {
         after: Option<&PartitionId>,
     ) -> Result<(u64, Option<PartitionId>), Error> {
         let Some(record) = self.reread_stream(stream).await? else { return Ok((0, None)) };
-        if !record.info.options.expires() {
+        let aged = record.declared.as_ref().is_some_and(|d| d.declaration.max_age_us.is_some());
+        if !record.info.options.expires() && !aged {
             return Ok((0, None));
         }
         let page = self.partitions_of(&record, after, PAGE).await?;
@@ -94,13 +95,19 @@ impl Engine {
             let old = self.offset_at_time(&info.id, &head, at).await?;
             floor = floor.max(old.min(self.completed(stream, &info.id).await?));
         }
+        let max_age_us = stream.declared.as_ref().and_then(|d| d.declaration.max_age_us);
+        if let Some(max_age_us) = max_age_us {
+            let at = now_us.saturating_sub(max_age_us);
+            floor = floor.max(self.offset_at_time(&info.id, &head, at).await?);
+        }
         if let Some(hold) = hold {
             floor = floor.min(hold(&info.id));
         }
         let expired = floor.saturating_sub(head.floor);
         let floor = floor.max(head.floor);
         // Of a floor that moves in every run, the one is kept in mind that was there when the last grace began.
-        let grace_us = limits::FLOOR_GRACE.as_micros() as i64;
+        let grace = if max_age_us.is_some() { limits::ROW_GRACE } else { limits::FLOOR_GRACE };
+        let grace_us = grace.as_micros() as i64;
         let due = item.int("floor_due").and_then(|n| u64::try_from(n).ok()).unwrap_or(head.floor);
         let ripe = item.int("floor_us").is_none_or(|us| now_us.saturating_sub(us) >= grace_us);
         if ripe {
@@ -343,6 +350,7 @@ impl Engine {
                         self.delete_cursor(group, &partition).await?;
                     }
                     self.delete_all(&keys::partition_pk(&partition)).await?;
+                    self.delete_all(&keys::marks_pk(&partition)).await?;
                     self.delete_all(&keys::letters_by_message_pk(&partition)).await?;
                     self.delete_owner(&segment::owner(&partition)).await?;
                     swept += 1;
@@ -357,6 +365,7 @@ impl Engine {
         self.delete_all(&keys::dead_letters_pk(stream)).await?;
         self.delete_all(&keys::letter_counts_pk(stream)).await?;
         self.delete_owner(&crate::dead_letter::owner(stream)).await?;
+        self.delete_owner(&crate::declare::owner(stream)).await?;
         self.delete_item(Write::delete(keys::gone(stream))).await?;
         Ok(swept)
     }

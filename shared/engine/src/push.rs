@@ -120,7 +120,17 @@ impl Engine {
         for _ in 0..3 {
             self.check_push_allowed().await?;
             let stream = self.ensure_stream(&group.stream).await?;
-            let candidates = items.iter().map(|i| Candidate::new(i)).collect();
+            let mut candidates: Vec<_> = items.iter().map(|i| Candidate::new(i)).collect();
+            if let Some(declared) = &stream.declared {
+                // Here, so that a bad row refuses its own push and not those that share the commit.
+                for (row, candidate) in candidates.iter_mut().enumerate() {
+                    candidate.check(declared).map_err(|error| Error::Row {
+                        stream: group.stream.clone(),
+                        row,
+                        error,
+                    })?;
+                }
+            }
             match self.append(&stream, &group.partition, candidates).await {
                 Err(Error::StreamNotFound(_)) => {
                     self.inner.streams.remove(&group.stream);

@@ -12,8 +12,8 @@ use tidewheel_store::{
 };
 
 use crate::{
-    Configure, Engine, Error, PartitionId, PartitionInfo, StreamInfo, StreamOptions, Uuid, keys,
-    limits,
+    Configure, DEFAULT_PARTITION, Declared, Engine, Error, PartitionId, PartitionInfo, StreamInfo,
+    StreamOptions, Uuid, declare::Stored, keys, limits,
 };
 
 /// How long a process believes a stream's options before it reads them again, µs.
@@ -25,6 +25,10 @@ pub(crate) struct StreamRecord {
     pub(crate) version: i64,
     /// Ids of the groups, simple.
     pub(crate) groups: BTreeSet<String>,
+    /// Somebody has made a partition, or declared the stream: from then on only the version is checked.
+    pub(crate) partitioned: bool,
+    /// What it has declared.
+    pub(crate) declared: Option<Arc<Declared>>,
     /// When it was read.
     pub(crate) read_us: i64,
 }
@@ -43,6 +47,8 @@ impl StreamRecord {
                 },
                 version: item.int("version")?,
                 groups: item.str_set("groups").cloned().unwrap_or_default(),
+                partitioned: item.bool("partitioned").unwrap_or_default(),
+                declared: None,
                 read_us,
             })
         };
@@ -52,14 +58,39 @@ impl StreamRecord {
     pub(crate) fn window_us(&self) -> i64 {
         self.info.options.dedup_window_seconds.saturating_mul(1_000_000)
     }
+
+    /// The write by which whoever makes a partition holds the record to what it knows of it. The first one also leaves
+    /// word that there is a partition: from then on the stream cannot be declared.
+    pub(crate) fn held(&self) -> Write {
+        let key = keys::stream(&self.info.name);
+        let write = if self.partitioned {
+            Write::check(key)
+        } else {
+            Write::update(key, vec![Change::Set("partitioned".into(), true.into())])
+        };
+        write
+            .when(Condition::Equals("id".into(), self.info.id.to_string().into()))
+            .when(Condition::Equals("version".into(), self.version.into()))
+    }
+
+    /// Refuses any partition but the one that a declared stream has.
+    pub(crate) fn check_partition(&self, partition: &str) -> Result<(), Error> {
+        if self.declared.is_some() && partition != DEFAULT_PARTITION {
+            return Err(Error::OnePartition {
+                stream: self.info.name.clone(),
+                partition: partition.to_owned(),
+            });
+        }
+        Ok(())
+    }
 }
 
-fn options_text(options: &StreamOptions) -> Result<String, Error> {
+pub(crate) fn options_text(options: &StreamOptions) -> Result<String, Error> {
     serde_json::to_string(options).map_err(|e| Error::Invalid(format!("options: {e}")))
 }
 
 /// The labels of a stream that is given none: the first two parts of a dotted name.
-fn labels(name: &str) -> (String, String) {
+pub(crate) fn labels(name: &str) -> (String, String) {
     let mut parts = name.split('.');
     let namespace = parts.next().unwrap_or_default().to_owned();
     (namespace, parts.next().unwrap_or_default().to_owned())
@@ -84,13 +115,25 @@ impl Engine {
         &self,
         name: &str,
     ) -> Result<Option<Arc<StreamRecord>>, Error> {
-        let Some(item) = self.get(&keys::stream(name)).await? else {
-            self.inner.streams.remove(name);
-            return Ok(None);
-        };
-        let record = Arc::new(StreamRecord::decode(name, &item, self.env().now_us())?);
-        self.inner.streams.insert(name.to_owned(), Arc::clone(&record));
-        Ok(Some(record))
+        for _ in 0..limits::COMMIT_ATTEMPTS {
+            let Some(item) = self.get(&keys::stream(name)).await? else {
+                self.inner.streams.remove(name);
+                return Ok(None);
+            };
+            let mut record = StreamRecord::decode(name, &item, self.env().now_us())?;
+            if let Some(stored) = Stored::decode(&item) {
+                let known = self.inner.streams.get(name).and_then(|r| r.declared.clone());
+                let id = record.info.id;
+                let Some(declared) = self.load_declared(&id, name, &stored, known).await? else {
+                    continue;
+                };
+                record.declared = Some(Arc::new(declared));
+            }
+            let record = Arc::new(record);
+            self.inner.streams.insert(name.to_owned(), Arc::clone(&record));
+            return Ok(Some(record));
+        }
+        Err(Error::Corrupt(format!("declaration of stream `{name}`: its book is missing")))
     }
 
     /// The stream's record; makes the stream if there is none.

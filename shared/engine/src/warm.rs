@@ -29,6 +29,9 @@ use crate::{
     lane::Lane,
     limits,
     page::Page,
+    publish::FrameLane,
+    publisher::LandedRanges,
+    relay::Relays,
     segment::{self, Segment},
     state::StateView,
     stream::StreamRecord,
@@ -59,6 +62,7 @@ pub(crate) struct Inner {
     pub(crate) kv_namespaces: Cache<String, ()>,
     pub(crate) kv_swept_us: AtomicI64,
     pub(crate) timers: KnownDue,
+    pub(crate) relays: Relays,
     pub(crate) watchers: Mutex<HashMap<PartitionId, watch::Sender<u64>>>,
     wakers: Mutex<HashMap<String, Arc<Notify>>>,
     pub(crate) counts: Counts,
@@ -75,6 +79,9 @@ pub(crate) struct Warm {
     /// processes are kept apart by the conditions alone.
     pub(crate) append: tokio::sync::Mutex<IdView>,
     pub(crate) lane: Mutex<Lane>,
+    pub(crate) frames: Mutex<FrameLane>,
+    /// Ranges that publishers have landed through this process.
+    pub(crate) landed: Mutex<LandedRanges>,
 }
 
 impl Warm {
@@ -128,7 +135,7 @@ macro_rules! counts {
 }
 
 counts! {
-    records_pushed, records_duplicate, appends, append_conflicts, rolls, wakes, records_popped, pops, pops_empty,
+    records_pushed, records_duplicate, rows_relayed, appends, append_conflicts, rolls, wakes, records_popped, pops, pops_empty,
     acks, records_dead_lettered, cycles, cycles_refused, records_pushed_by_cycles, state_folds, outcomes_resolved,
     store_busy, records_expired, blobs_collected,
 }
@@ -147,6 +154,7 @@ impl Inner {
             kv_namespaces: Cache::new(REMEMBERED),
             kv_swept_us: AtomicI64::new(i64::MIN),
             timers: KnownDue::default(),
+            relays: Relays::default(),
             store,
             env,
             settings,
@@ -223,9 +231,13 @@ impl Engine {
         self.inner.env.sleep(Duration::from_micros(1 + self.inner.env.below(bound_us))).await;
     }
 
+    pub(crate) async fn blob_if_there(&self, name: &BlobName) -> Result<Option<Bytes>, Error> {
+        self.reading(|| self.inner.store.blob(name, None)).await
+    }
+
     /// Reads a blob that a head or page names: it must be there.
     pub(crate) async fn blob(&self, name: &BlobName) -> Result<Bytes, Error> {
-        match self.reading(|| self.inner.store.blob(name, None)).await? {
+        match self.blob_if_there(name).await? {
             Some(body) => Ok(body),
             None => Err(Error::Corrupt(format!("blob {name} is named by a head but missing"))),
         }

@@ -5,6 +5,7 @@
 //!
 //! This crate knows no streams, no store and no Arrow: what a column is in a file is said where the files are written.
 
+mod fast;
 mod json;
 mod layout;
 pub mod limits;

@@ -7,9 +7,11 @@
 use std::{collections::HashMap, fmt::Write as _};
 
 use base64::{Engine as _, prelude::BASE64_STANDARD};
+use bytes::Bytes;
 use serde_json::value::RawValue;
 
 use crate::{
+    fast,
     json::{self, Elements, Members, Value},
     schema::{Column, Encoding, Kind, RESERVED, Schema, write_text},
 };
@@ -75,6 +77,23 @@ impl Schema {
             return Err(whole(format!("a row is an object, not {}", Value::of(raw).type_name())));
         };
         fields(&mut Path::default(), self.columns(), text).map(Row)
+    }
+
+    /// A row's text as it is stored and served: what [`Schema::write`] makes of it.
+    ///
+    /// # Errors
+    /// [`RowError`], naming the first column that does not fit.
+    pub fn canonical(&self, payload: &Bytes) -> Result<Bytes, RowError> {
+        if let Ok(text) = std::str::from_utf8(payload) {
+            let mut out = Vec::with_capacity(payload.len() + 16);
+            if fast::canonical(self.columns(), text, &mut out).is_some() {
+                return Ok(if out == *payload { payload.clone() } else { out.into() });
+            }
+        }
+        let row = self.row(payload)?;
+        let mut out = String::with_capacity(payload.len() + 16);
+        write_fields(&mut out, self.columns(), &row.0);
+        Ok(out.into())
     }
 
     /// Writes a row as JSON: every column, in order, each in its type's own spelling.

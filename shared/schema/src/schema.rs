@@ -82,6 +82,31 @@ pub enum Kind {
     List(Box<Column>),
 }
 
+impl Kind {
+    /// Its name, for messages.
+    pub fn name(&self) -> String {
+        match self {
+            Kind::Bool => "boolean".to_owned(),
+            Kind::Int32 => "int32".to_owned(),
+            Kind::Int64 => "int64".to_owned(),
+            Kind::Float32 => "float".to_owned(),
+            Kind::Float64 => "double".to_owned(),
+            Kind::Text => "string".to_owned(),
+            Kind::Binary { encoding, size: None } => format!("{} bytes", encoding.name()),
+            Kind::Binary { encoding, size: Some(n) } => format!("{n} {} bytes", encoding.name()),
+            Kind::Map(value) => format!("map of {}", value.kind.name()),
+            Kind::List(item) => format!("list of {}", item.kind.name()),
+            Kind::Struct(fields) => {
+                let field = |f: &Column| {
+                    format!("{} {}{}", f.name, f.kind.name(), if f.nullable { "?" } else { "" })
+                };
+                let fields: Vec<_> = fields.iter().map(field).collect();
+                format!("struct of {}", fields.join(", "))
+            }
+        }
+    }
+}
+
 /// A column, a field of a struct, a map's value or a list's item.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Column {

@@ -23,7 +23,7 @@ use crate::{
     commit::Flip,
     directory::{metadata_file, metadata_version},
     files::{Files, Listed},
-    head::{Declared, Head, owner},
+    head::{Head, owner},
     limits,
     manifests::{load_manifest, load_manifest_list},
     snapshot::{Base, Commit, load_metadata},
@@ -122,9 +122,6 @@ impl Tables {
     ) -> Result<Vec<BlobName>, Error> {
         let owner = owner(id);
         let mut named: HashSet<&str> = head.positions.blobs().map(String::as_str).collect();
-        if let Some(Declared::Blob(schema)) = &head.schema {
-            named.insert(schema);
-        }
         let (mut old, mut after) = (Vec::new(), None::<String>);
         loop {
             let store = &self.inner.store;

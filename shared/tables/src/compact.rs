@@ -69,7 +69,7 @@ impl Tables {
             return Ok(Compacted::default());
         }
         let files = self.files(&head);
-        let shape = self.shape(&id, stream, &head).await?;
+        let shape = self.shape(stream).await?;
         let base = Base::load(&files, stem).await?;
         let live = live_files(&files, base.manifests()).await?;
         let Some(plan) = plan(&live, &self.inner.settings) else {

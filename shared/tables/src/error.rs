@@ -42,6 +42,9 @@ pub enum Error {
         "stream `{0}` has published a table without a schema; a schema is declared before the first record"
     )]
     TableExists(String),
+    /// The stream has declared no schema.
+    #[error("stream `{0}` has declared no schema")]
+    NotDeclared(String),
     /// A stream with a schema has one partition.
     #[error(
         "stream `{stream}` has a schema and so one partition, but there are records in {partitions} at least"

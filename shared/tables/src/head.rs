@@ -15,24 +15,15 @@
 //! | `compacted` | number | version up to which small files were looked for; absent before the first time |
 //! | `mark_us` | number | files that were made before, µs, and were not named then, are gone: no commit may name one |
 //! | `positions`, `position_blobs` | bytes, list | see [`crate::positions`] |
-//! | `schema` or `schema_blob` | text | the declared schema, or the id of the blob that has it |
 //!
 //! Blobs belong to the owner `t-<stream id, simple>`.
 
 use tidewheel_engine::Uuid;
 use tidewheel_store::{
-    Blob, BlobName, Commit, CommitError, Condition, Consistency, Env, Item, Key, Store, Value,
-    Write,
+    Blob, Commit, CommitError, Condition, Consistency, Env, Item, Key, Store, Value, Write,
 };
 
 use crate::{Error, directory::directory_name, limits, positions::Positions};
-
-/// A declared schema's text, or where it is.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Declared {
-    Inline(String),
-    Blob(String),
-}
 
 /// The head as it is, or as it shall be.
 #[derive(Clone, Debug, PartialEq)]
@@ -49,7 +40,6 @@ pub(crate) struct Head {
     pub(crate) compacted: u64,
     pub(crate) mark_us: i64,
     pub(crate) positions: Positions,
-    pub(crate) schema: Option<Declared>,
 }
 
 pub(crate) fn key(stream: &Uuid) -> Key {
@@ -75,7 +65,6 @@ impl Head {
             compacted: 0,
             mark_us: 0,
             positions: Positions::default(),
-            schema: None,
         }
     }
 
@@ -94,11 +83,6 @@ impl Head {
     pub(crate) fn from_item(item: &Item) -> Result<Self, Error> {
         let damaged = |what: &str| Error::Corrupt(format!("the table's head has no `{what}`"));
         let text = |name| item.str(name).map(str::to_owned);
-        let schema = match (item.str("schema"), item.str("schema_blob")) {
-            (Some(text), _) => Some(Declared::Inline(text.to_owned())),
-            (None, Some(blob)) => Some(Declared::Blob(blob.to_owned())),
-            (None, None) => None,
-        };
         Ok(Self {
             commit: Some(text("commit").ok_or_else(|| damaged("commit"))?),
             directory: text("directory").ok_or_else(|| damaged("directory"))?,
@@ -111,7 +95,6 @@ impl Head {
             compacted: item.int("compacted").unwrap_or(0).max(0) as u64,
             mark_us: item.int("mark_us").unwrap_or(0),
             positions: Positions::from_item(item)?,
-            schema,
         })
     }
 
@@ -133,32 +116,8 @@ impl Head {
         if let Some(stem) = &self.stem {
             item.set("stem", stem.as_str());
         }
-        match &self.schema {
-            Some(Declared::Inline(text)) => item.set("schema", text.as_str()),
-            Some(Declared::Blob(id)) => item.set("schema_blob", id.as_str()),
-            None => {}
-        }
         self.positions.put_into(&mut item);
         item
-    }
-
-    /// The declared schema's text.
-    pub(crate) async fn schema_text(
-        &self,
-        store: &dyn Store,
-        stream: &Uuid,
-    ) -> Result<Option<String>, Error> {
-        let id = match &self.schema {
-            None => return Ok(None),
-            Some(Declared::Inline(text)) => return Ok(Some(text.clone())),
-            Some(Declared::Blob(id)) => id,
-        };
-        let name = BlobName::new(owner(stream), id);
-        let body = store.blob(&name, None).await?;
-        let body = body.ok_or_else(|| Error::Corrupt(format!("blob `{name}` is missing")))?;
-        String::from_utf8(body.to_vec())
-            .map(Some)
-            .map_err(|_| Error::Corrupt(format!("blob `{name}` is no text")))
     }
 }
 

@@ -31,9 +31,6 @@ pub(crate) const HEAD_POSITION_BYTES: usize = 1536;
 /// Position blobs that a head names before they are folded into one.
 pub(crate) const POSITION_BLOBS: usize = 16;
 
-/// Bytes of a declared schema that are kept in the table's head itself.
-pub(crate) const HEAD_SCHEMA_BYTES: usize = 1024;
-
 /// Partitions whose positions are written into a snapshot's summary.
 pub(crate) const SUMMARY_POSITIONS: usize = 32;
 

@@ -118,7 +118,7 @@ impl Tables {
         if let Some(stem) = &head.stem {
             self.advance_hint(&id, &files, stem).await?;
         }
-        let shape = self.shape(&id, stream, &head).await?;
+        let shape = self.shape(stream).await?;
         let positions = head.positions.clone().load(&*inner.store, &head::owner(&id)).await?;
         if let Shape::Declared(_) = &shape {
             let others = ready.iter().filter(|p| positions.has_other(&p.id)).count();

@@ -1,10 +1,12 @@
 //! Where a sealer's records come from: the few things that a table needs of a stream.
 
+use std::sync::Arc;
+
 use async_trait::async_trait;
 use futures_util::{StreamExt, TryStreamExt};
 use tidewheel_engine::{
-    Configure, Engine, Error as EngineError, Extent, PartitionId, PartitionInfo, Read, TABLE_GROUP,
-    Uuid,
+    Configure, Declaration, Declared, Engine, Error as EngineError, Extent, PartitionId,
+    PartitionInfo, Read, TABLE_GROUP, Uuid,
 };
 
 use crate::Error;
@@ -23,6 +25,11 @@ pub trait Source: Send + Sync + 'static {
     }
     /// Makes a stream, unless it exists, and answers its id.
     async fn create(&self, stream: &str) -> Result<Uuid, Error>;
+    /// What a stream has declared, if it has.
+    async fn declared(&self, stream: &str) -> Result<Option<Arc<Declared>>, Error>;
+    /// Declares a stream, which is made if it does not exist.
+    async fn declare(&self, stream: &str, declaration: Declaration)
+    -> Result<Arc<Declared>, Error>;
     /// Names of streams, in order, after one.
     async fn streams(&self, after: Option<&str>, limit: usize) -> Result<Vec<String>, Error>;
     /// Partitions that may have records which the table does not have.
@@ -57,6 +64,22 @@ impl Source for Engine {
             return Ok(info.id);
         }
         Ok(self.configure(stream, Configure::default()).await?.id)
+    }
+
+    async fn declared(&self, stream: &str) -> Result<Option<Arc<Declared>>, Error> {
+        Ok(Engine::declared(self, stream).await?)
+    }
+
+    async fn declare(
+        &self,
+        stream: &str,
+        declaration: Declaration,
+    ) -> Result<Arc<Declared>, Error> {
+        match Engine::declare(self, stream, declaration).await {
+            Err(EngineError::Differs { stream, .. }) => Err(Error::SchemaDiffers(stream)),
+            Err(EngineError::Declare { stream, .. }) => Err(Error::TableExists(stream)),
+            other => Ok(other?),
+        }
     }
 
     async fn streams(&self, after: Option<&str>, limit: usize) -> Result<Vec<String>, Error> {

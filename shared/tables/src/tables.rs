@@ -4,15 +4,15 @@ use std::{collections::HashMap, sync::Arc};
 
 use object_store::{ObjectStore, path::Path};
 use parking_lot::Mutex;
-use tidewheel_engine::{Engine, PartitionId, Uuid};
+use tidewheel_engine::{Declaration, Engine, PartitionId, Uuid};
 use tidewheel_schema::Schema;
-use tidewheel_store::{Blob, Env, Store};
+use tidewheel_store::{Env, Store};
 
 use crate::{
     Error,
     directory::Directory,
     files::Files,
-    head::{self, Declared, Flipped, Head},
+    head::{self, Head},
     limits,
     positions::Loaded,
     shape::Shape,
@@ -118,8 +118,6 @@ pub(crate) struct Inner {
     /// One seal of a table at a time in this process: two would only race. Sealers of other processes are kept apart by the
     /// condition on the head.
     sealing: Mutex<HashMap<Uuid, Arc<tokio::sync::Mutex<()>>>>,
-    /// Declared schemas do not change, so what was read once stays true.
-    schemas: Mutex<HashMap<Uuid, Arc<Schema>>>,
     /// The stem at which a table's hint was seen. It only moves forward, so it need not be looked at again for that stem.
     pub(crate) hinted: Mutex<HashMap<Uuid, String>>,
     /// Where the next [`Tables::seal_all`] of this process goes on. Every process goes round for itself.
@@ -160,7 +158,6 @@ impl Tables {
             root_uri: root_uri.to_owned(),
             settings,
             sealing: Mutex::default(),
-            schemas: Mutex::default(),
             hinted: Mutex::default(),
             resume: Mutex::default(),
         };
@@ -170,38 +167,12 @@ impl Tables {
     /// Declares the schema of a stream, which is made if it does not exist. Declaring the same again does nothing.
     ///
     /// # Errors
-    /// [`Error::Schema`]; [`Error::SchemaDiffers`] and [`Error::TableExists`] if it is too late;
-    /// [`Error::Conflict`] if somebody else writes the table's head at the same time.
+    /// [`Error::Schema`]; [`Error::SchemaDiffers`] and [`Error::TableExists`] if it is too late.
     pub async fn declare(&self, stream: &str, schema: &str) -> Result<Arc<Schema>, Error> {
-        let inner = &*self.inner;
-        let schema = Arc::new(Schema::compile(schema)?);
-        let id = inner.source.create(stream).await?;
-        let head = self.head(&id, stream).await?;
-        if let Shape::Declared(declared) = self.shape(&id, stream, &head).await? {
-            return if declared.columns() == schema.columns() {
-                Ok(declared)
-            } else {
-                Err(Error::SchemaDiffers(stream.to_owned()))
-            };
-        }
-        if head.version > 0 {
-            return Err(Error::TableExists(stream.to_owned()));
-        }
-        let text = schema.to_text();
-        let (declared, blob) = if text.len() <= limits::HEAD_SCHEMA_BYTES {
-            (Declared::Inline(text), None)
-        } else {
-            let blob = Blob::fresh(head::owner(&id), text.into_bytes(), &inner.env);
-            (Declared::Blob(blob.name.id.clone()), Some(blob))
-        };
-        let commit_id = inner.env.token();
-        let before = head.commit.clone();
-        let after = Head { schema: Some(declared), ..head };
-        let of = (&id, stream);
-        match head::flip(&*inner.store, &inner.env, of, &before, &commit_id, &after, blob).await? {
-            Flipped::Done => Ok(schema),
-            Flipped::Other(_) => Err(Error::Conflict(stream.to_owned())),
-        }
+        let schema = Some(Arc::new(Schema::compile(schema)?));
+        let declaration = Declaration { schema, ..Declaration::default() };
+        let declared = self.inner.source.declare(stream, declaration).await?;
+        declared.declaration.schema.clone().ok_or_else(|| Error::NotDeclared(stream.to_owned()))
     }
 
     /// The schema that a stream has declared, if it has. Rows are checked against it before they are accepted.
@@ -209,15 +180,9 @@ impl Tables {
     /// # Errors
     /// [`Error::StreamNotFound`], or the store's.
     pub async fn schema(&self, stream: &str) -> Result<Option<Arc<Schema>>, Error> {
-        let id = self.id(stream).await?;
-        if let Some(schema) = self.inner.schemas.lock().get(&id) {
-            return Ok(Some(schema.clone()));
-        }
-        let head = self.head(&id, stream).await?;
-        match self.shape(&id, stream, &head).await? {
-            Shape::Envelope => Ok(None),
-            Shape::Declared(schema) => Ok(Some(schema)),
-        }
+        self.id(stream).await?;
+        let declared = self.inner.source.declared(stream).await?;
+        Ok(declared.and_then(|d| d.declaration.schema.clone()))
     }
 
     /// Where a stream's table is, or will be.
@@ -297,25 +262,11 @@ impl Tables {
         Files::new(inner.objects.clone(), directory)
     }
 
-    pub(crate) async fn shape(&self, id: &Uuid, stream: &str, head: &Head) -> Result<Shape, Error> {
-        if head.schema.is_none() {
-            return Ok(Shape::Envelope);
-        }
-        if let Some(schema) = self.inner.schemas.lock().get(id) {
-            return Ok(Shape::Declared(schema.clone()));
-        }
-        let Some(text) = head.schema_text(&*self.inner.store, id).await? else {
-            return Ok(Shape::Envelope);
-        };
-        let schema = Schema::compile(&text)
-            .map_err(|e| Error::Corrupt(format!("the schema of stream `{stream}`: {e}")))?;
-        let schema = Arc::new(schema);
-        let mut schemas = self.inner.schemas.lock();
-        if schemas.len() >= limits::REMEMBERED_TABLES {
-            schemas.clear();
-        }
-        schemas.insert(*id, schema.clone());
-        Ok(Shape::Declared(schema))
+    /// What the records of a stream become.
+    pub(crate) async fn shape(&self, stream: &str) -> Result<Shape, Error> {
+        let declared = self.inner.source.declared(stream).await?;
+        let schema = declared.and_then(|d| d.declaration.schema.clone());
+        Ok(schema.map_or(Shape::Envelope, Shape::Declared))
     }
 
     pub(crate) fn sealing(&self, id: &Uuid) -> Arc<tokio::sync::Mutex<()>> {

@@ -17,6 +17,8 @@ mod consume;
 mod costs;
 #[path = "../engine/cycles.rs"]
 mod cycles;
+#[path = "../engine/declared.rs"]
+mod declared;
 #[path = "../engine/doubt.rs"]
 mod doubt;
 #[path = "../engine/encryption.rs"]
@@ -29,6 +31,8 @@ mod live;
 mod maintenance;
 #[path = "../engine/produce.rs"]
 mod produce;
+#[path = "../engine/publishers.rs"]
+mod publishers;
 #[path = "../engine/reads.rs"]
 mod reads;
 #[path = "../engine/scenarios.rs"]

@@ -11,6 +11,8 @@ mod claims;
 mod consume;
 #[path = "../engine/cycles.rs"]
 mod cycles;
+#[path = "../engine/declared.rs"]
+mod declared;
 #[path = "../engine/doubt.rs"]
 mod doubt;
 #[path = "../engine/kv.rs"]
@@ -19,6 +21,8 @@ mod kv;
 mod maintenance;
 #[path = "../engine/produce.rs"]
 mod produce;
+#[path = "../engine/publishers.rs"]
+mod publishers;
 #[path = "../engine/reads.rs"]
 mod reads;
 #[path = "../engine/scenarios.rs"]

@@ -19,7 +19,9 @@ use object_store::{
     path::Path,
 };
 use parking_lot::Mutex;
-use tidewheel_engine::{Extent, PartitionId, PartitionInfo, Read, Record, Uuid, message_id};
+use tidewheel_engine::{
+    Declaration, Declared, Extent, PartitionId, PartitionInfo, Read, Record, Uuid, message_id,
+};
 use tidewheel_store::{
     BlobName, Commit, CommitError, Committed, Consistency, Env, Item, Key, Memory, Page, Query,
     ReadError, Store,
@@ -47,6 +49,7 @@ struct Stream {
     id: Uuid,
     partitions: BTreeMap<PartitionId, Log>,
     ready: BTreeSet<PartitionId>,
+    declared: Option<Arc<Declared>>,
 }
 
 /// Streams in memory.
@@ -120,6 +123,7 @@ fn new_stream(name: &str) -> Stream {
         id: Uuid::derived(&[name.as_bytes()]),
         partitions: BTreeMap::new(),
         ready: BTreeSet::new(),
+        declared: None,
     }
 }
 
@@ -132,6 +136,27 @@ impl Source for Streams {
     async fn create(&self, stream: &str) -> Result<Uuid, Error> {
         let mut streams = self.0.lock();
         Ok(streams.entry(stream.to_owned()).or_insert_with(|| new_stream(stream)).id)
+    }
+
+    async fn declared(&self, stream: &str) -> Result<Option<Arc<Declared>>, Error> {
+        Ok(self.0.lock().get(stream).and_then(|s| s.declared.clone()))
+    }
+
+    async fn declare(
+        &self,
+        stream: &str,
+        declaration: Declaration,
+    ) -> Result<Arc<Declared>, Error> {
+        let mut streams = self.0.lock();
+        let of = streams.entry(stream.to_owned()).or_insert_with(|| new_stream(stream));
+        let columns = |d: &Declaration| d.schema.as_ref().map(|s| s.columns().to_vec());
+        match &of.declared {
+            Some(declared) if columns(&declared.declaration) == columns(&declaration) => {}
+            Some(_) => return Err(Error::SchemaDiffers(stream.to_owned())),
+            None if !of.partitions.is_empty() => return Err(Error::TableExists(stream.to_owned())),
+            None => of.declared = Some(Arc::new(Declared::first(of.id, stream, declaration))),
+        }
+        of.declared.clone().ok_or_else(|| Error::NotDeclared(stream.to_owned()))
     }
 
     async fn streams(&self, after: Option<&str>, limit: usize) -> Result<Vec<String>, Error> {
