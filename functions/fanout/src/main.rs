@@ -19,7 +19,11 @@ use tidewheel_cloud::{Environment, Fanout, Posts, environment::DOORBELL, keys::k
 use tidewheel_engine::Engine;
 use tidewheel_gateway::live::{Live, StopAt};
 use tidewheel_store::Env;
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::{
+    filter::{LevelFilter, Targets},
+    layer::SubscriberExt,
+    util::SubscriberInitExt,
+};
 
 use crate::{event::Event, function::Function};
 
@@ -31,11 +35,12 @@ const MARGIN_US: i64 = 10_000_000;
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), Error> {
-    tracing_subscriber::fmt()
-        .json()
-        .with_env_filter(EnvFilter::try_from_env(LOG).unwrap_or_else(|_| EnvFilter::new("info")))
-        .with_writer(io::stdout)
-        .init();
+    // Targets and levels, and no more: filters of another kind would bring an engine of regular expressions along.
+    let said = std::env::var(LOG).ok().filter(|said| !said.is_empty());
+    let filter = said.and_then(|said| said.parse().ok());
+    let filter = filter.unwrap_or_else(|| Targets::new().with_default(LevelFilter::INFO));
+    let lines = tracing_subscriber::fmt::layer().json().with_writer(io::stdout);
+    tracing_subscriber::registry().with(lines).with(filter).init();
     let env = Env::system();
     let (function, table) = init(&env).await.inspect_err(|error| {
         tracing::error!(error = %error, "the function cannot start");
@@ -62,11 +67,13 @@ async fn init(env: &Env) -> Result<(Function, String), Error> {
         return Err(format!("the environment variable {DOORBELL} is not set").into());
     };
     let opened = tidewheel_cloud::open(&environment).await?;
-    opened.warm().await?;
+    let posts = Arc::new(Posts::new(&opened.sdk, environment.posts_endpoint.clone()));
+    // Side by side: a handshake takes longer than a request.
+    let (warm, ()) = tokio::join!(opened.warm(), posts.warm());
+    warm?;
     let fanout = Arc::new(Fanout::new(&opened.sdk, fanout));
     let mut settings = environment.settings();
     settings.keys = keys(&environment, &opened);
-    let posts = Arc::new(Posts::new(&opened.sdk, environment.posts_endpoint.clone()));
     let engine = Engine::new(opened.store, env.clone(), settings);
     Ok((Function::new(Live::new(engine, posts, fanout)), environment.table))
 }

@@ -16,7 +16,11 @@ use tidewheel_cloud::{Environment, Fanout, Posts, environment::DOORBELL, keys::k
 use tidewheel_engine::{Doorbell, Engine};
 use tidewheel_gateway::live::Live;
 use tidewheel_store::Env;
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::{
+    filter::{LevelFilter, Targets},
+    layer::SubscriberExt,
+    util::SubscriberInitExt,
+};
 
 use crate::{event::Event, function::Function};
 
@@ -25,11 +29,12 @@ const LOG: &str = "TIDEWHEEL_LOG";
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), Error> {
-    tracing_subscriber::fmt()
-        .json()
-        .with_env_filter(EnvFilter::try_from_env(LOG).unwrap_or_else(|_| EnvFilter::new("info")))
-        .with_writer(io::stdout)
-        .init();
+    // Targets and levels, and no more: filters of another kind would bring an engine of regular expressions along.
+    let said = std::env::var(LOG).ok().filter(|said| !said.is_empty());
+    let filter = said.and_then(|said| said.parse().ok());
+    let filter = filter.unwrap_or_else(|| Targets::new().with_default(LevelFilter::INFO));
+    let lines = tracing_subscriber::fmt::layer().json().with_writer(io::stdout);
+    tracing_subscriber::registry().with(lines).with(filter).init();
     let env = Env::system();
     let function = init(&env).await.inspect_err(|error| {
         tracing::error!(error = %error, "the function cannot start");

@@ -30,6 +30,9 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 /// Endpoints for which a client is kept. Connections come through one, or few.
 const ENDPOINTS: usize = 16;
 
+/// The id of a connection that cannot be.
+const NOBODY: &str = "nobody=";
+
 /// Posts by the SDK.
 #[derive(Debug)]
 pub struct Posts {
@@ -43,6 +46,22 @@ impl Posts {
     /// came from.
     pub fn new(sdk: &SdkConfig, endpoint: Option<String>) -> Self {
         Self { sdk: sdk.clone(), endpoint, clients: Mutex::default() }
+    }
+
+    /// Opens the connection to the endpoint, if it is known, so that the first row does not wait for the handshake: it
+    /// closes a socket that nobody has. Whatever the answer is, the connection is there; without one the first post
+    /// tells.
+    pub async fn warm(&self) {
+        let nobody = Address { connection: NOBODY.to_owned(), endpoint: None };
+        if let Some(client) = self.client(&nobody) {
+            let answer = client.delete_connection().connection_id(NOBODY).send().await;
+            if let Some(error) = answer.err().filter(|error| error.raw_response().is_none()) {
+                tracing::warn!(
+                    why = brief(&error),
+                    "the gateway's connections are not reached yet"
+                );
+            }
+        }
     }
 
     /// The client for a connection's endpoint; `None` if nothing says where that is.
@@ -169,6 +188,20 @@ mod tests {
             ("", Posted::Unknown),
         ] {
             assert_eq!(posted(answer).await.0, expected, "{answer}");
+        }
+    }
+
+    #[tokio::test]
+    async fn warming_makes_the_connection_whatever_the_answer_is_and_posts_nothing() {
+        for answer in ["410 Gone", "403 Forbidden", ""] {
+            let server = Server::answering(&[answer]).await;
+            Posts::new(&server.sdk(), Some(format!("{}/prod", server.url()))).warm().await;
+            let requests = server.requests();
+            assert_eq!(requests.len(), 1, "{answer}");
+            assert!(requests[0].starts_with("DELETE /prod/@connections/nobody"), "{}", requests[0]);
+            // Where nothing is told there is nothing to reach.
+            Posts::new(&server.sdk(), None).warm().await;
+            assert_eq!(server.requests().len(), 1);
         }
     }
 
