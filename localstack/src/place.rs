@@ -7,9 +7,10 @@
 use std::{path::Path, sync::Arc, time::Duration};
 
 use object_store::{ObjectStore, local::LocalFileSystem};
-use tidewheel_cloud::{Environment, Fanout, environment};
+use tidewheel_cloud::{Environment, Fanout, Glue, environment};
 use tidewheel_engine::{Doorbell, Engine, KeyProvider, Settings};
 use tidewheel_store::{Embedded, Store, embedded};
+use tidewheel_tables::Catalogue;
 use tokio::time::Instant;
 
 use crate::{
@@ -34,6 +35,8 @@ pub(crate) struct Place {
     /// The file with the keys, to be compared with what the store needs.
     key_file: Option<Arc<KeyFile>>,
     pub(crate) objects: Arc<dyn ObjectStore>,
+    /// What mirrors the tables.
+    pub(crate) catalogue: Option<Arc<dyn Catalogue>>,
     /// What readers of tables put before a file's path in `objects`.
     pub(crate) uri: String,
     /// Where the data is, for a person.
@@ -75,6 +78,7 @@ impl Place {
             settings,
             key_file: Some(keys),
             objects: Arc::new(objects),
+            catalogue: None,
             uri: format!("file://{}", data.folder.display()),
             data: data.folder.display().to_string(),
             tables: data.tables.display().to_string(),
@@ -114,6 +118,10 @@ impl Place {
             settings,
             key_file,
             objects: Arc::new(objects),
+            catalogue: environment
+                .glue_database
+                .as_deref()
+                .map(|database| Arc::new(Glue::new(&opened.sdk, database)) as Arc<dyn Catalogue>),
             data: format!("table {table} and bucket {bucket}, region {region}"),
             tables: format!("{uri}/tables"),
             uri,

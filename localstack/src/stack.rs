@@ -161,6 +161,7 @@ impl Stack {
 
         let settings = tidewheel_tables::Settings {
             publish_encrypted: options.publish_encrypted,
+            catalogue: place.catalogue.clone(),
             ..Default::default()
         };
         let root = object_store::path::Path::default();

@@ -69,7 +69,7 @@ def as_list(value):
 # What may stand for many things in an ARN: all objects below a prefix, all streams of a log group, ...
 WHOLE = re.compile(
     r"""^\$\{Bucket\.Arn\}/(blobs|tables)/\*$ | ^\$\{\w+Log\.Arn\}:\*$ | ^\$\{Table\.Arn\}/stream/\*$
-    | :s3:::\$\{IngestBucket\}/\*$ | /@connections/\*$""",
+    | :s3:::\$\{IngestBucket\}/\*$ | /@connections/\*$ | :table/\$\{GlueDatabase\}/\*$""",
     re.VERBOSE,
 )
 
@@ -88,6 +88,21 @@ def test_every_permission_names_actions_and_resources(plain):
                 text = one if isinstance(one, str) else one.get("Fn::Sub", "")
                 assert "*" not in text or WHOLE.search(text), f"{where}: {text}"
                 assert one != "*", where
+
+
+def test_the_data_catalogue_is_named_only_where_it_is_wanted(plain):
+    assert plain["Parameters"]["GlueDatabase"]["Default"] == ""
+    (policy,) = plain["Resources"]["MaintainRole"]["Properties"]["Policies"]
+    chosen = [s["Fn::If"] for s in policy["PolicyDocument"]["Statement"] if "Fn::If" in s]
+    ((condition, mirrors, otherwise),) = chosen
+    assert (condition, otherwise) == ("HasGlueDatabase", {"Ref": "AWS::NoValue"})
+    # Tables, and a database that is not there yet; it neither lists nor removes databases.
+    tables = [f"glue:{verb}Table" for verb in ("Create", "Delete", "Get", "Update")]
+    assert sorted(mirrors["Action"]) == sorted(["glue:CreateDatabase", *tables])
+    ends = [resource["Fn::Sub"].rsplit(":", 1)[1] for resource in mirrors["Resource"]]
+    assert ends == ["catalog", "database/${GlueDatabase}", "table/${GlueDatabase}/*"]
+    others = [name for name, statement in statements(plain) if "glue:" in json.dumps(statement["Action"])]
+    assert others == ["MaintainRole"]
 
 
 def test_every_function_has_a_role_of_its_own_and_no_broad_managed_policy(plain):

@@ -163,6 +163,7 @@ fn count(all: &mut BatchDone, handled: &Handled) {
     all.commit_lag_us = all.commit_lag_us.max(done.commit_lag_us);
     all.conflicts += usize::from(done.raced);
     all.seal_failures += usize::from(done.unfit);
+    all.mirror_failures += usize::from(done.unmirrored);
     all.follow_ups += usize::from(rest.is_some());
 }
 

@@ -11,15 +11,15 @@ mod outbox;
 #[cfg(test)]
 mod tests;
 
-use std::{io::IsTerminal, sync::Arc};
+use std::sync::Arc;
 
 use lambda_runtime::{LambdaEvent, service_fn};
 use serde_json::Value;
-use tidewheel_cloud::{Environment, Fanout, Queue, environment};
+use tidewheel_cloud::{Environment, Fanout, Glue, Queue, environment};
 use tidewheel_engine::Engine;
 use tidewheel_store::Env;
 use tidewheel_tables::{Settings, Tables, maintain::Maintenance};
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::{filter::Targets, layer::SubscriberExt, util::SubscriberInitExt};
 
 use crate::{event::Event, function::Function, metrics::Metrics};
 
@@ -34,14 +34,11 @@ const LOG: &str = "TIDEWHEEL_LOG";
 const PUBLISH_ENCRYPTED: &str = "TIDEWHEEL_PUBLISH_ENCRYPTED";
 
 fn main() -> Result<(), lambda_runtime::Error> {
-    let filter = variable(LOG).unwrap_or_else(|| "info".to_owned());
-    tracing_subscriber::fmt()
-        .json()
-        .flatten_event(true)
-        .with_env_filter(EnvFilter::try_new(filter)?)
-        .with_ansi(std::io::stderr().is_terminal())
-        .with_writer(std::io::stderr)
-        .init();
+    // Targets and levels, and no more: filters of another kind would bring an engine of regular expressions along.
+    let filter: Targets = variable(LOG).unwrap_or_else(|| "info".to_owned()).parse()?;
+    let lines =
+        tracing_subscriber::fmt::layer().json().flatten_event(true).with_writer(std::io::stderr);
+    tracing_subscriber::registry().with(lines).with(filter).init();
     tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(serve())
 }
 
@@ -80,6 +77,10 @@ async fn open() -> Result<Function, lambda_runtime::Error> {
     let settings = Settings {
         seal_rows: SEAL_ROWS,
         seal_bytes: SEAL_BYTES,
+        catalogue: environment
+            .glue_database
+            .as_deref()
+            .map(|database| Arc::new(Glue::new(&opened.sdk, database)) as _),
         publish_encrypted: variable(PUBLISH_ENCRYPTED).as_deref() == Some("true"),
         ..Settings::default()
     };

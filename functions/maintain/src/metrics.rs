@@ -34,6 +34,7 @@ pub(crate) struct BatchDone {
     pub(crate) conflicts: usize,
     pub(crate) seal_failures: usize,
     pub(crate) work_failures: usize,
+    pub(crate) mirror_failures: usize,
     pub(crate) follow_ups: usize,
 }
 
@@ -92,6 +93,7 @@ impl Metrics {
             ("SealConflicts", "Count", done.conflicts.into()),
             ("SealFailures", "Count", done.seal_failures.into()),
             ("WorkFailures", "Count", done.work_failures.into()),
+            ("MirrorFailures", "Count", done.mirror_failures.into()),
             ("FollowUps", "Count", done.follow_ups.into()),
         ];
         if let Some(lag_us) = done.commit_lag_us {

@@ -13,7 +13,9 @@ use tidewheel_store::{
     BlobName, Commit, CommitError, Committed, Consistency, Env, Item, Key, Memory, Page, Query,
     ReadError, Store,
 };
-use tidewheel_tables::{Settings, Tables, maintain::Maintenance};
+use tidewheel_tables::{
+    Catalogue, CatalogueError, Entry, Mirrored, Settings, Tables, maintain::Maintenance,
+};
 
 use crate::{
     event::{Event, Message},
@@ -41,6 +43,25 @@ impl Outbox for List {
             return Err(SendError { messages, unsent, why: "shut".to_owned() });
         }
         self.messages.lock().extend_from_slice(messages);
+        Ok(())
+    }
+}
+
+/// A catalogue that answers what it is told to, and keeps what it was told.
+#[derive(Clone, Debug, Default)]
+struct Shelf {
+    answers: Arc<Mutex<Vec<Result<Mirrored, CatalogueError>>>>,
+    told: Arc<Mutex<Vec<Entry>>>,
+}
+
+#[async_trait]
+impl Catalogue for Shelf {
+    async fn mirror(&self, entry: &Entry) -> Result<Mirrored, CatalogueError> {
+        self.told.lock().push(entry.clone());
+        self.answers.lock().pop().unwrap_or(Ok(Mirrored::Moved))
+    }
+
+    async fn forget(&self, _: &str) -> Result<(), CatalogueError> {
         Ok(())
     }
 }
@@ -110,6 +131,7 @@ struct World {
     slowness: Arc<Mutex<Duration>>,
     emitted: Arc<Mutex<Vec<Value>>>,
     seal_rows: usize,
+    catalogue: Option<Shelf>,
 }
 
 impl World {
@@ -122,6 +144,7 @@ impl World {
             slowness: Arc::default(),
             emitted: Arc::default(),
             seal_rows: 1_000_000,
+            catalogue: None,
         }
     }
 
@@ -134,7 +157,8 @@ impl World {
             slowness: Arc::clone(&self.slowness),
         };
         let engine = Engine::new(Arc::new(store), self.env.clone(), EngineSettings::default());
-        let settings = Settings { seal_rows: self.seal_rows, ..Settings::default() };
+        let catalogue = self.catalogue.clone().map(|shelf| Arc::new(shelf) as _);
+        let settings = Settings { seal_rows: self.seal_rows, catalogue, ..Settings::default() };
         let files = Arc::clone(&self.files);
         let tables = Tables::new(&engine, files, Path::default(), "mem://x", settings);
         let emitted = Arc::clone(&self.emitted);
@@ -335,4 +359,50 @@ async fn only_streams_that_lag_for_long_have_metrics_of_their_own_and_few_of_the
     let about = &emitted[0]["_aws"]["CloudWatchMetrics"][0];
     assert_eq!(about["Namespace"], "Tidewheel");
     assert_eq!(about["Dimensions"], json!([["Table"]]));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_catalogue_that_fails_stops_nothing_and_is_told_again() {
+    let shelf = Shelf::default();
+    let world = World { catalogue: Some(shelf.clone()), ..World::new() };
+    let told = || {
+        let told = shelf.told.lock();
+        told.iter().map(|entry| (entry.stream.clone(), entry.version)).collect::<Vec<_>>()
+    };
+    let failures = || world.metric("MirrorFailures").iter().sum::<f64>();
+    world.push("s", "p", 2).await;
+    shelf.answers.lock().push(Err(CatalogueError("throttled".to_owned())));
+    let (function, ..) = world.process("");
+    assert!(world.deliver(&function, &[seal("s")], LIMIT_US).await.is_empty());
+    assert_eq!((world.rows("s").await, failures()), (2, 1.0));
+    let version = |n: u64| ("s".to_owned(), n);
+    assert_eq!(told(), [version(1)]);
+    {
+        let told = shelf.told.lock();
+        let entry = &told[0];
+        assert_eq!(entry.location, "mem://x/tables/s");
+        assert!(entry.metadata.starts_with("mem://x/tables/s/metadata/00001-"), "{entry:?}");
+        assert!(entry.columns.iter().any(|c| c.name == "payload" && c.hive_type == "string"));
+    }
+
+    // Nothing is new, but the next round comes by, also in another process.
+    world.round(&function).await;
+    assert!(world.sent().contains(&seal("s")));
+    let (function, ..) = world.process("");
+    assert!(world.deliver(&function, &[seal("s")], LIMIT_US).await.is_empty());
+    assert_eq!((told(), failures()), (vec![version(1), version(1)], 1.0));
+    // Told, and asleep.
+    world.round(&function).await;
+    assert!(!world.sent().contains(&seal("s")));
+
+    // What is not ours is counted, and nobody asks again before there is something new.
+    world.push("s", "p", 1).await;
+    shelf.answers.lock().push(Ok(Mirrored::Foreign));
+    for _ in 0..2 {
+        assert!(world.deliver(&function, &[seal("s")], LIMIT_US).await.is_empty());
+    }
+    assert_eq!((told().len(), world.rows("s").await), (3, 3));
+    assert!(failures() >= 2.0);
+    world.round(&function).await;
+    assert!(!world.sent().contains(&seal("s")));
 }

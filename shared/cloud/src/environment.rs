@@ -8,6 +8,7 @@
 //! | `TIDEWHEEL_DOORBELL` | no | the fan-out function, which a push that finds a stream idle invokes |
 //! | `TIDEWHEEL_POSTS_ENDPOINT` | no | where frames for the managed gateway's connections are posted |
 //! | `TIDEWHEEL_QUEUE` | no | the queue that the function takes its work from |
+//! | `TIDEWHEEL_GLUE_DATABASE` | no | the database of the data catalogue that mirrors the tables |
 //! | `DEFAULT_SUBSCRIPTION_MODE` | no | where a new group begins: `new` (the default) or `all` |
 //! | `TIDEWHEEL_POLL_EVERY` | no | seconds between two looks of a waiting pop |
 //!
@@ -31,6 +32,8 @@ pub const DOORBELL: &str = "TIDEWHEEL_DOORBELL";
 pub const POSTS_ENDPOINT: &str = "TIDEWHEEL_POSTS_ENDPOINT";
 /// The queue that the function takes its work from.
 pub const QUEUE: &str = "TIDEWHEEL_QUEUE";
+/// The database of the data catalogue that mirrors the tables.
+pub const GLUE_DATABASE: &str = "TIDEWHEEL_GLUE_DATABASE";
 /// Where a new group begins.
 pub const SUBSCRIPTION_MODE: &str = "DEFAULT_SUBSCRIPTION_MODE";
 /// Seconds between two looks of a waiting pop.
@@ -58,6 +61,8 @@ pub struct Environment {
     pub posts_endpoint: Option<String>,
     /// The URL of the queue that the function takes its work from.
     pub queue: Option<String>,
+    /// The database of the data catalogue that mirrors the tables; without one nothing mirrors them.
+    pub glue_database: Option<String>,
     /// Where a new group begins when its first pop does not say.
     pub subscription_mode: SubscriptionMode,
     /// How often a waiting pop looks again.
@@ -142,6 +147,7 @@ impl Environment {
             doorbell: optional(DOORBELL),
             posts_endpoint: optional(POSTS_ENDPOINT),
             queue: optional(QUEUE),
+            glue_database: optional(GLUE_DATABASE),
             subscription_mode,
             poll_every,
             path_style: s3_endpoint.is_some(),

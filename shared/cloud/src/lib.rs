@@ -7,8 +7,10 @@ mod check;
 #[cfg(feature = "doorbell")]
 mod doorbell;
 pub mod environment;
-#[cfg(any(feature = "doorbell", feature = "posts"))]
+#[cfg(any(feature = "doorbell", feature = "glue", feature = "posts"))]
 mod failure;
+#[cfg(feature = "glue")]
+mod glue;
 #[cfg(feature = "keys")]
 pub mod keys;
 #[cfg(feature = "objects")]
@@ -23,6 +25,8 @@ mod test_server;
 
 #[cfg(feature = "doorbell")]
 pub use crate::doorbell::Fanout;
+#[cfg(feature = "glue")]
+pub use crate::glue::{Glue, table_name};
 #[cfg(feature = "objects")]
 pub use crate::objects::{ObjectsError, objects, objects_uri};
 #[cfg(feature = "posts")]

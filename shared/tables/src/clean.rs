@@ -19,7 +19,7 @@ use tidewheel_engine::Uuid;
 use tidewheel_store::{BlobName, limits as store_limits};
 
 use crate::{
-    Error,
+    Error, Mirror,
     commit::Flip,
     directory::{metadata_file, metadata_version},
     files::{Files, Listed},
@@ -77,6 +77,7 @@ impl Tables {
         if let Err(e) = self.advance_hint(id, &files, &stem).await {
             tracing::warn!(stream, error = %e, "the table's hint lags; the next seal moves it");
         }
+        self.mirror(id, &files, &stem).await;
         Ok(forgotten)
     }
 
@@ -85,6 +86,12 @@ impl Tables {
         let horizon_us = env.now_us() - self.inner.settings.pinned_us;
         let head = self.head(id, stream).await?;
         let files = self.files(&head);
+        // A mirror that lags may name metadata that has long been superseded, and whoever reads it reads that.
+        if let Some(stem) = &head.stem
+            && let Mirror::Lags(_) = self.mirror(id, &files, stem).await
+        {
+            return Ok((0, 0));
+        }
 
         let mut garbage = old_files(files.list().await?, &head, horizon_us);
         if let Some(stem) = head.stem.as_deref().filter(|_| !garbage.is_empty()) {

@@ -192,6 +192,7 @@ impl Tables {
                 if let Err(e) = self.advance_hint(stream.0, files, &written.stem).await {
                     tracing::warn!(stream = stream.1, error = %e, "the table's hint lags");
                 }
+                self.mirror(stream.0, files, &written.stem).await;
                 return Ok(Some(written.snapshot_id));
             }
         }

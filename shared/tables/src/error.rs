@@ -83,6 +83,9 @@ pub enum Error {
         /// Why.
         source: Arc<object_store::Error>,
     },
+    /// A catalogue that mirrors tables failed.
+    #[error(transparent)]
+    Catalogue(#[from] crate::CatalogueError),
     /// What is stored is not what was written.
     #[error("the table is damaged: {0}")]
     Corrupt(String),

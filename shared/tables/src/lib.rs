@@ -20,6 +20,7 @@
 //! This crate knows no HTTP. It reads streams through [`Source`], which the engine is, keeps heads in the store, and
 //! files in any object store. It is the only crate that depends on Arrow, Parquet and Iceberg.
 
+mod catalogue;
 mod clean;
 mod columns;
 mod commit;
@@ -42,6 +43,7 @@ mod source;
 mod tables;
 
 pub use crate::{
+    catalogue::{Catalogue, CatalogueColumn, CatalogueError, Entry, Mirror, Mirrored},
     clean::Cleaned,
     columns::{ENCODING, arrow_fields},
     compact::Compacted,

@@ -103,6 +103,7 @@ impl Tables {
         if self.inner.source.id(&name).await?.is_some_and(|id| id != *stream) {
             return Ok(0);
         }
+        self.forget_mirror(&files).await?;
         // The hint first: without it nobody begins to read. The metadata last, which says whose files they are.
         let current = crate::directory::metadata_file(stem);
         let (last, rest): (Vec<_>, Vec<_>) =

@@ -15,7 +15,7 @@ use iceberg::spec::Operation;
 use tidewheel_engine::{PartitionId, PartitionInfo, Uuid};
 
 use crate::{
-    Error, UnfitRecord,
+    Error, Mirror, UnfitRecord,
     commit::{Flip, check_mark},
     data::{self, DataWriter},
     files::Files,
@@ -48,6 +48,8 @@ pub struct Sealed {
     pub commit_lag_us: Option<i64>,
     /// False if the commit counts but the hint beside it could not be moved yet.
     pub hinted: bool,
+    /// What became of the table's mirror in a catalogue.
+    pub mirror: Mirror,
 }
 
 /// What a round over all streams did.
@@ -115,6 +117,7 @@ impl Tables {
 
         let head = self.head(&id, stream).await?;
         let files = self.files(&head);
+        let mut current = head.stem.clone();
         if let Some(stem) = &head.stem {
             self.advance_hint(&id, &files, stem).await?;
         }
@@ -165,11 +168,17 @@ impl Tables {
                 tracing::warn!(stream, error = %e, "the table's hint lags; the next seal moves it");
                 sealed.hinted = false;
             }
+            current = Some(appended.stem);
         }
+        // Also what an earlier sealer committed and did not come to tell.
+        if let Some(stem) = &current {
+            sealed.mirror = self.mirror(&id, &files, stem).await;
+        }
+        let followed = sealed.hinted && !matches!(sealed.mirror, Mirror::Lags(_));
         // A busy partition stays awake: putting it to sleep would make the next push pay for waking it. While the hint
-        // lags all do, so that whoever seals next comes by and moves it.
+        // or the mirror lags all do, so that whoever seals next comes by and moves it.
         for (partition, tail, new) in &found.drained {
-            if sealed.hinted
+            if followed
                 && (!new || full)
                 && let Err(e) = inner.source.settle(stream, partition, *tail).await
             {

@@ -32,13 +32,14 @@ use crate::{
 
 /// Summary property: the commit's id, by which an unknown outcome is resolved.
 pub(crate) const COMMIT_ID: &str = "tidewheel.commit-id";
+/// Table property: the stream's name.
+pub(crate) const STREAM: &str = "tidewheel.stream";
+/// Table property: the stream's id.
+pub(crate) const STREAM_ID: &str = "tidewheel.stream-id";
 /// Summary property: positions that the commit moved, as a JSON object, if they are few.
 const POSITIONS: &str = "tidewheel.positions";
 /// Summary property: how many partitions the commit moved.
 const PARTITIONS: &str = "tidewheel.partitions";
-
-/// Table property: the stream's name.
-pub(crate) const STREAM: &str = "tidewheel.stream";
 
 /// A table's metadata as it is, or as it will first be.
 pub(crate) struct Base {
@@ -102,7 +103,7 @@ impl Base {
         let order = shape.sort_order(&schema)?;
         let mut properties = HashMap::from([
             (STREAM.to_owned(), stream.1.to_owned()),
-            ("tidewheel.stream-id".to_owned(), stream.0.to_string()),
+            (STREAM_ID.to_owned(), stream.0.to_string()),
             ("write.parquet.compression-codec".to_owned(), "zstd".to_owned()),
             ("write.metadata.previous-versions-max".to_owned(), limits::METADATA_LOG.to_string()),
         ]);

@@ -9,7 +9,7 @@ use tidewheel_schema::Schema;
 use tidewheel_store::{Env, Store};
 
 use crate::{
-    Error,
+    Catalogue, Error, Mirrored,
     directory::Directory,
     files::Files,
     head::{self, Head},
@@ -43,6 +43,8 @@ pub struct Settings {
     /// Publishes the tables of streams that are encrypted at rest as well. A table's files are not encrypted, so that
     /// such a stream has no table unless this is set.
     pub publish_encrypted: bool,
+    /// A catalogue that mirrors the tables, see [`Catalogue`].
+    pub catalogue: Option<Arc<dyn Catalogue>>,
 }
 
 impl Default for Settings {
@@ -57,6 +59,7 @@ impl Default for Settings {
             compact_files: 8,
             compact_bytes: 256 << 20,
             publish_encrypted: false,
+            catalogue: None,
         }
     }
 }
@@ -120,6 +123,8 @@ pub(crate) struct Inner {
     sealing: Mutex<HashMap<Uuid, Arc<tokio::sync::Mutex<()>>>>,
     /// The stem at which a table's hint was seen. It only moves forward, so it need not be looked at again for that stem.
     pub(crate) hinted: Mutex<HashMap<Uuid, String>>,
+    /// The stem that a table's mirror was told, and what became of it.
+    pub(crate) mirrored: Mutex<HashMap<Uuid, (String, Mirrored)>>,
     /// Where the next [`Tables::seal_all`] of this process goes on. Every process goes round for itself.
     pub(crate) resume: Mutex<Option<String>>,
 }
@@ -159,6 +164,7 @@ impl Tables {
             settings,
             sealing: Mutex::default(),
             hinted: Mutex::default(),
+            mirrored: Mutex::default(),
             resume: Mutex::default(),
         };
         Self { inner: Arc::new(inner) }

@@ -46,6 +46,8 @@ pub struct Done {
     pub forgotten: usize,
     /// Files of tables that were deleted.
     pub deleted: usize,
+    /// True if the data catalogue does not say what the table's head says. The next round tells it again.
+    pub unmirrored: bool,
     /// Records that retention made unreadable.
     pub expired: u64,
     /// Unreachable blobs that were deleted.
@@ -158,6 +160,7 @@ impl Maintenance {
                 Ok(sealed) => {
                     done.rows += sealed.rows;
                     done.files += sealed.files;
+                    done.unmirrored = sealed.mirror.failure().is_some();
                     done.commit_lag_us = done.commit_lag_us.max(sealed.commit_lag_us);
                     if let Some(unfit) = &sealed.unfit {
                         tracing::warn!(stream, %unfit, "a record does not fit the declared schema");
