@@ -24,6 +24,7 @@ from signed import Signed, signed_url
 
 ROOT = Path(__file__).resolve().parents[2]
 STACK = "tidewheel-test"
+CATALOGUE = "streams"
 # A schedule fires once a minute, and a debug build starts slowly on busy cores.
 PATIENCE = 150
 
@@ -86,6 +87,7 @@ def deployed(stripped, tmp_path_factory):
             *("--binaries", stripped),
             *("--out", tmp_path_factory.mktemp("deploy")),
             *("--parameter", f"Architecture={machine}"),
+            *("--parameter", f"GlueDatabase={CATALOGUE}"),
             *(part for name, value in sources.items() for part in ("--parameter", f"{name}={value}")),
             # The emulator's CloudFormation does not know it; made by hand below.
             *("--without", "SocketReply"),
@@ -320,6 +322,72 @@ def test_the_schedule_seals_what_was_pushed(deployed, name):
     until("the table's files", sealed)
 
 
+def test_tables_are_mirrored_in_the_data_catalogue_and_others_stay_as_they_are(deployed, name):
+    glue = deployed.client("glue")
+    place = f"s3://{deployed.outputs['BucketName']}/tables/{name}"
+    # A name that the catalogue does not take.
+    odd = f"{name}.Odd Name"
+
+    def mirror(stream):
+        for table in glue.get_tables(DatabaseName=CATALOGUE)["TableList"]:
+            if table.get("Parameters", {}).get("tidewheel.stream") == stream:
+                return table
+        return None
+
+    with deployed.http() as http:
+        push(http, name, {"n": 1})
+        push(http, odd, {"n": 1})
+        first = until("the mirror", lambda: _found(glue, lambda: mirror(name)))
+        assert first["TableType"] == "EXTERNAL_TABLE" and first["Parameters"]["table_type"] == "ICEBERG"
+        assert first["StorageDescriptor"]["Location"] == place
+        columns = {column["Name"]: column["Type"] for column in first["StorageDescriptor"]["Columns"]}
+        assert (columns["payload"], columns["offset"], columns["time"]) == ("string", "bigint", "timestamp")
+        assert _rows_of(deployed, first) == 1
+        strange = until("the mirror of an odd name", lambda: mirror(odd))
+        assert strange["Name"].isascii() and strange["Name"].replace("_", "").isalnum() and strange["Name"].islower()
+
+        # It follows, and keeps what people have added.
+        added = {**first["Parameters"], "team": "data"}
+        glue.update_table(
+            DatabaseName=CATALOGUE,
+            TableInput={
+                **{part: first[part] for part in ("Name", "TableType", "StorageDescriptor")},
+                "Parameters": added,
+            },
+        )
+        push(http, name, {"n": 2}, {"n": 3})
+        moved = until("the next version", lambda: (t := mirror(name)) and _rows_of(deployed, t) == 3 and t)
+        assert moved["Parameters"]["team"] == "data"
+        assert moved["Parameters"]["previous_metadata_location"] == first["Parameters"]["metadata_location"]
+
+        # A table that has the name already is left alone, and the stream is sealed all the same.
+        taken = f"x{uuid.uuid4().hex[:12]}"
+        theirs = {"Name": taken, "Parameters": {"owner": "them"}, "StorageDescriptor": {"Location": "s3://theirs/"}}
+        glue.create_table(DatabaseName=CATALOGUE, TableInput=theirs)
+        push(http, taken, {"n": 1})
+    s3, bucket = deployed.client("s3"), deployed.outputs["BucketName"]
+    until("the seal", lambda: s3.list_objects_v2(Bucket=bucket, Prefix=f"tables/{taken}/data/")["KeyCount"])
+    kept = glue.get_table(DatabaseName=CATALOGUE, Name=taken)["Table"]
+    assert kept["Parameters"] == {"owner": "them"} and kept["StorageDescriptor"]["Location"] == "s3://theirs/"
+
+
+def _found(glue, look):
+    """What a look finds, or nothing while there is no database to look into."""
+    try:
+        return look()
+    except glue.exceptions.EntityNotFoundException:
+        return None
+
+
+def _rows_of(deployed, table):
+    """Rows of the table, by the metadata that its mirror names."""
+    bucket, key = table["Parameters"]["metadata_location"].removeprefix("s3://").split("/", 1)
+    metadata = json.loads(deployed.client("s3").get_object(Bucket=bucket, Key=key)["Body"].read())
+    current = metadata["current-snapshot-id"]
+    (snapshot,) = [s for s in metadata["snapshots"] if s["snapshot-id"] == current]
+    return int(snapshot["summary"]["total-records"])
+
+
 def test_an_update_with_every_option_keeps_the_data_and_opens_what_it_is_told_to(deployed, name):
     with deployed.http() as http:
         push(http, name, {"n": 1})
@@ -367,3 +435,27 @@ def test_the_teardown_keeps_the_data_and_nothing_else(deployed):
     deployed.client("s3").head_bucket(Bucket=bucket)
     assert deployed.client("lambda").list_functions()["Functions"] == []
     assert deployed.client("apigatewayv2").get_apis()["Items"] == []
+    assert CATALOGUE in done.stdout
+
+
+def test_the_teardown_of_everything_leaves_nothing_but_what_is_others(deployed):
+    outputs = deployed.deploy()
+    table_name, bucket = outputs["TableName"], outputs["BucketName"]
+    deployed.client("s3").delete_bucket_policy(Bucket=bucket)
+    deployed.client("s3").put_object(Bucket=bucket, Key="blobs/x", Body=b"x")
+    glue, mark = deployed.client("glue"), {"tidewheel.stream-id": "x"}
+    for name, place, parameters in (
+        ("mirror", f"s3://{bucket}/tables/mirror", mark),
+        ("unmarked", f"s3://{bucket}/tables/mirror", {}),
+        ("elsewhere", "s3://another/tables/mirror", mark),
+    ):
+        described = {"Name": name, "StorageDescriptor": {"Location": place}, "Parameters": parameters}
+        glue.create_table(DatabaseName=CATALOGUE, TableInput=described)
+    command = [ROOT / "infra" / "teardown", "--stack", STACK, "--everything", "--yes-delete-the-data-of", STACK]
+    done = subprocess.run(command, env=deployed.environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert table_name not in deployed.client("dynamodb").list_tables()["TableNames"]
+    assert bucket not in [made["Name"] for made in deployed.client("s3").list_buckets()["Buckets"]]
+    left = {table["Name"] for table in glue.get_tables(DatabaseName=CATALOGUE)["TableList"]}
+    assert "mirror" not in left and {"unmarked", "elsewhere"} <= left
+    assert deployed.client("lambda").list_functions()["Functions"] == []

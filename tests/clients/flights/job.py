@@ -2,14 +2,15 @@
 
     python -m flights.job --binary target/debug/tidewheel --data /tmp/new-folder [--rows 6000] [--no-kill]
     python -m flights.job --binary target/debug/tidewheel --store dynamodb [--rows 6000]
-    python -m flights.job --url http://127.0.0.1:6632 [--data FOLDER-OF-THAT-SERVER]
+    python -m flights.job --url http://127.0.0.1:6632 [--data FOLDER-OF-THAT-SERVER] [--no-socket]
 
 The producers stop half way until the two workers have folded that half; then one worker is told to die by SIGKILL in
 the middle of the next batch it holds, and the producers go on. With --binary the job starts the server itself, kills
 it once with SIGKILL while the second half is pushed, and starts it again on the same folder. With --store dynamodb that
 server has no folder: the store is emulators of DynamoDB and S3, which are started for the job, with the template's table
 and bucket in them, and the tables are read at s3://. With --url the server is
-somebody else's: it is not killed, and its tables are read only if --data names its folder.
+somebody else's: it is not killed, and its tables are read only if --data names its folder. With --no-socket nobody
+follows a partition live, for a server that speaks HTTP only.
 """
 
 import argparse
@@ -154,8 +155,10 @@ class Job:
             *rows,
         )
         self.wait_ready(producer)
-        socket_url = self.url.replace("http", "ws", 1)
-        follower = self.start_part("follow", socket_url, "--partition", FOLLOWED, *rows)
+        follower = None
+        if self.options.socket:
+            socket_url = self.url.replace("http", "ws", 1)
+            follower = self.start_part("follow", socket_url, "--partition", FOLLOWED, *rows)
         workers = [self.start_part("worker", self.url, "--batch", self.options.batch) for _ in range(2)]
         drain = self.start_part("drain", self.url, self.folder / "windows.jsonl")
         victim = workers[0]
@@ -163,17 +166,17 @@ class Job:
         last, moved = None, time.monotonic()
         while True:
             time.sleep(LOOK_SECONDS)
-            pushed, rows_seen = producer.get("pushed"), follower.get("rows")
+            pushed, rows_seen = producer.get("pushed"), follower.get("rows") if follower else 0
             folded = sum(worker.get("folded") for worker in workers)
             drained = drain.get("windows")
             now = (pushed, folded, drained, rows_seen)
             self.progress.show(
                 f"pushed {pushed}/{events}  folded {folded}/{events}  windows {drained}/{windows}  "
-                f"{FOLLOWED} live {rows_seen}/{followed}"
+                + (f"{FOLLOWED} live {rows_seen}/{followed}" if follower else "")
             )
             if now != last:
                 last, moved = now, time.monotonic()
-            if producer.finished and follower.finished and drained >= windows:
+            if producer.finished and (follower is None or follower.finished) and drained >= windows:
                 break
             broken = [
                 part.name for part in self.parts if part.died and not (part is victim and self.victim_killed_at)
@@ -181,7 +184,7 @@ class Job:
             if broken or time.monotonic() - moved > STILL_SECONDS:
                 self.progress.note(f"stopped: {', '.join(broken) or 'nothing moves'}")
                 break
-            followed_live = follower.get("connections") > 0
+            followed_live = follower is None or follower.get("connections") > 0
             if kill and self.victim_killed_at is None and producer.get("half") and folded == pushed and followed_live:
                 self.victim_killed_at = folded
                 self.progress.note(f"one worker is to die in its next batch, {folded} of {events} folded")
@@ -222,6 +225,10 @@ class Job:
         survivors = [worker for worker in workers if worker.finished]
         self.checks.check("stream: the surviving workers ended well", survivors, f"{[w.said for w in workers]}")
         self.checks.equal("stream: no event came late", sum(worker.get("late") for worker in survivors), 0)
+        if follower:
+            self.check_follower(follower, followed)
+
+    def check_follower(self, follower, followed):
         self.checks.check(
             f"socket: every row of {FOLLOWED} once, in order",
             follower.finished and follower.get("fault", None) is None,
@@ -332,6 +339,9 @@ def main():
     )
     arguments.add_argument(
         "--kill", action=argparse.BooleanOptionalAction, default=True, help="kill a worker and the server"
+    )
+    arguments.add_argument(
+        "--socket", action=argparse.BooleanOptionalAction, default=True, help="follow a partition live"
     )
     arguments.add_argument(
         "--lease", type=int, default=10, help="seconds until a dead worker's batch is given to another"
