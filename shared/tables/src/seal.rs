@@ -168,7 +168,7 @@ impl Tables {
                 tracing::warn!(stream, error = %e, "the table's hint lags; the next seal moves it");
                 sealed.hinted = false;
             }
-            current = Some(appended.stem);
+            current = Some(written.stem);
         }
         // Also what an earlier sealer committed and did not come to tell.
         if let Some(stem) = &current {
