@@ -8,6 +8,7 @@
 //! Three rules: no port is open to a network unless asked for in so many words; a failure of a scheduled task never ends
 //! the server; whatever was acknowledged is in the store before it is acknowledged, so stopping is a courtesy.
 
+mod catalogue;
 mod data;
 mod guard;
 mod key_file;

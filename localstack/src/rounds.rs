@@ -5,27 +5,25 @@ use std::time::Duration;
 use futures_util::StreamExt;
 use tidewheel_engine::Engine;
 use tidewheel_tables::{
-    Tables,
+    Report, Tables,
     maintain::{Done, Error, Maintenance, Work},
 };
+
+/// How late a stream that is sealed at times of its own may be, besides what sealing it takes.
+pub(crate) const FLUSHES_EVERY: Duration = Duration::from_millis(250);
+
+/// Publishes what is new in the streams that want it at times of their own, if it is time.
+pub(crate) async fn flush(tables: Tables) -> Result<(), tidewheel_tables::Error> {
+    let report = tables.seal_due().await;
+    log_sealed(&report);
+    report.failed.into_iter().next().map_or(Ok(()), |(_, error)| Err(error))
+}
 
 /// Publishes what is new in all streams to their tables, until there is nothing more.
 pub(crate) async fn seal(tables: Tables) -> Result<(), tidewheel_tables::Error> {
     loop {
         let report = tables.seal_all().await?;
-        for (stream, sealed) in &report.sealed {
-            tracing::info!(stream, rows = sealed.rows, files = sealed.files, "sealed");
-            if let Some(unfit) = &sealed.unfit {
-                tracing::warn!(stream, ?unfit, "a record does not fit the declared schema");
-            }
-            if sealed.lost > 0 {
-                tracing::warn!(
-                    stream,
-                    lost = sealed.lost,
-                    "retention took records before they were sealed"
-                );
-            }
-        }
+        log_sealed(&report);
         // A stream that fails would otherwise be tried again without a pause.
         if !report.more || report.sealed.is_empty() {
             return report.failed.into_iter().next().map_or(Ok(()), |(_, error)| Err(error));
@@ -33,9 +31,20 @@ pub(crate) async fn seal(tables: Tables) -> Result<(), tidewheel_tables::Error> 
     }
 }
 
-/// Does what streams and tables need beside sealing. Of a store that others share, what is due in this minute.
-pub(crate) async fn maintain(maintenance: Maintenance, shared: bool) -> Result<(), Error> {
-    if shared { maintain_due(maintenance).await } else { maintain_all(maintenance).await }
+fn log_sealed(report: &Report) {
+    for (stream, sealed) in &report.sealed {
+        tracing::info!(stream, rows = sealed.rows, files = sealed.files, "sealed");
+        if let Some(unfit) = &sealed.unfit {
+            tracing::warn!(stream, ?unfit, "a record does not fit the declared schema");
+        }
+        if sealed.lost > 0 {
+            tracing::warn!(
+                stream,
+                lost = sealed.lost,
+                "retention took records before they were sealed"
+            );
+        }
+    }
 }
 
 /// Replaces small files of all tables by large ones. A table that fails does not stop the others.

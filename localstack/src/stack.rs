@@ -25,6 +25,7 @@ use tokio::{
 };
 
 use crate::{
+    catalogue::Published,
     guard::Guard,
     landing::landing,
     options::Serve,
@@ -167,11 +168,18 @@ impl Stack {
         let root = object_store::path::Path::default();
         let tables = Tables::new(&engine, Arc::clone(&place.objects), root, &place.uri, settings);
 
+        api.show(Arc::new(Published { engine: engine.clone(), tables: tables.clone() }));
         let sealed = tables.clone();
         let seal = schedule::every("seal", options.seal_every, closed.clone(), move || {
             rounds::seal(sealed.clone())
         });
         let (maintenance, shared) = (Maintenance::new(&engine, &tables), place.shared);
+        let flushed = tables.clone();
+        let flush_every =
+            if options.seal_every.is_zero() { Duration::ZERO } else { rounds::FLUSHES_EVERY };
+        let flush = schedule::every("flush", flush_every, closed.clone(), move || {
+            rounds::flush(flushed.clone())
+        });
         // Whoever publishes looks after what is published.
         let of_tables = |period| if options.seal_every.is_zero() { Duration::ZERO } else { period };
         let compacted = maintenance.clone();
@@ -193,7 +201,7 @@ impl Stack {
         let timers = schedule::every("timers", timers_every, closed.clone(), move || {
             rounds::fire(timed.clone())
         });
-        let mut tasks = vec![seal, compact, clean, maintain, timers];
+        let mut tasks = vec![seal, flush, compact, clean, maintain, timers];
         if place.shared {
             let followed = engine.clone();
             tasks.push(schedule::every("follow", options.follow_every, closed, move || {

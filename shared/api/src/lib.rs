@@ -7,6 +7,7 @@
 //! - `/api/v1`: produce and consume, as Queen's SDKs do;
 //! - `/streams/v1`: queries, their state, and the cycle;
 //! - `/health`, `/metrics` (JSON) and `/metrics/prometheus` (text);
+//! - `/iceberg/v1`: the published tables as a read-only Iceberg REST catalogue;
 //! - `/openapi.json`, the description of all of these, and `/docs`, a page to read and try it.
 //!
 //! Three rules hold everywhere. A body is bounded before it is read and checked before it is parsed (`body`). What a
@@ -25,6 +26,7 @@
 mod body;
 mod error;
 mod health;
+mod iceberg;
 mod json;
 mod metrics;
 mod observe;
@@ -37,7 +39,7 @@ mod streams;
 mod time;
 mod wait;
 
-use std::sync::{Arc, atomic::AtomicUsize};
+use std::sync::{Arc, OnceLock, atomic::AtomicUsize};
 
 use axum::{Router, middleware};
 use tidewheel_engine::Engine;
@@ -46,6 +48,7 @@ use utoipa_axum::{router::OpenApiRouter, routes};
 
 use crate::{metrics::HttpMetrics, series::Series};
 
+pub use iceberg::{Catalogue, CataloguePage, CatalogueTable, NAMESPACE};
 pub use wait::WaitLimit;
 
 /// Bytes of a request's body unless [`Settings::max_body_bytes`] says otherwise.
@@ -93,6 +96,7 @@ struct Shared {
     body_bytes: AtomicUsize,
     started_us: i64,
     series: Series,
+    catalogue: OnceLock<Arc<dyn Catalogue>>,
 }
 
 impl Api {
@@ -108,6 +112,7 @@ impl Api {
                 body_bytes: AtomicUsize::new(0),
                 started_us,
                 series: Series::new(started_us),
+                catalogue: OnceLock::new(),
             }),
         }
     }
@@ -121,6 +126,15 @@ impl Api {
     /// Requests that are being served.
     pub fn in_flight(&self) -> u64 {
         self.shared.http.in_flight()
+    }
+
+    /// Serves the tables that are published as a catalogue. The first is served for good.
+    pub fn show(&self, catalogue: Arc<dyn Catalogue>) {
+        let _ = self.shared.catalogue.set(catalogue);
+    }
+
+    pub(crate) fn catalogue(&self) -> Option<&Arc<dyn Catalogue>> {
+        self.shared.catalogue.get()
     }
 
     pub(crate) fn engine(&self) -> &Engine {
@@ -171,6 +185,7 @@ pub fn router(api: Api) -> Router {
     let description = openapi::complete(description, &api.settings().version);
     routes
         .merge(openapi::routes(&description))
+        .merge(iceberg::routes())
         .fallback(error::no_such_route)
         .method_not_allowed_fallback(error::method_not_allowed)
         .layer(middleware::from_fn_with_state(api.clone(), observe::observe))

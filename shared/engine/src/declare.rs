@@ -503,6 +503,14 @@ impl Engine {
         Ok(Commit::all(writes).with_blob(book))
     }
 
+    /// What a stream has declared, as it is at this moment and not as this process remembers it.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub async fn declared_now(&self, name: &str) -> Result<Option<Arc<Declared>>, Error> {
+        Ok(self.reread_stream(name).await?.and_then(|record| record.declared.clone()))
+    }
+
     /// What a stream has declared; `None` if there is no such stream, or it has declared nothing. Remembered for a
     /// little while, like the stream's record.
     ///

@@ -149,7 +149,10 @@ async fn entry(files: &Files, stem: &str) -> Result<Entry, Error> {
     let metadata = snapshot::load_metadata(files, stem).await?;
     let property = |name: &str| metadata.properties().get(name).cloned().unwrap_or_default();
     Ok(Entry {
-        stream: property(snapshot::STREAM),
+        // Each generation of a declared stream is a table of its own.
+        stream: Some(property(snapshot::LOG))
+            .filter(|log| !log.is_empty())
+            .unwrap_or_else(|| property(snapshot::STREAM)),
         stream_id: property(snapshot::STREAM_ID),
         location: files.directory.uri().to_owned(),
         metadata: files.directory.uri_of(&directory::metadata_file(stem)),

@@ -25,6 +25,7 @@ use crate::{
     files::{Files, Listed},
     head::{Head, owner},
     limits,
+    logs::Target,
     manifests::{load_manifest, load_manifest_list},
     snapshot::{Base, Commit, load_metadata},
     tables::Tables,
@@ -37,6 +38,8 @@ pub struct Cleaned {
     pub snapshots: usize,
     /// Files that were deleted.
     pub files: usize,
+    /// Rows that retention took out of the table.
+    pub rows: u64,
     /// Blobs with positions that were deleted.
     pub blobs: usize,
 }
@@ -48,16 +51,25 @@ impl Tables {
     /// What failed. It may be repeated, interrupted and run twice at once.
     pub async fn clean(&self, stream: &str) -> Result<Cleaned, Error> {
         let id = self.id(stream).await?;
-        let snapshots = self.expire(&id, stream).await?;
-        let (files, blobs) = self.collect(&id, stream).await?;
-        Ok(Cleaned { snapshots, files, blobs })
+        let mut cleaned = Cleaned::default();
+        let (targets, logs) = self.targets(&id, stream).await?;
+        if let Some(logs) = &logs {
+            cleaned.rows = self.trim(&id, &targets, logs).await?;
+        }
+        for target in targets {
+            cleaned.snapshots += self.expire(&target).await?;
+            let (files, blobs) = self.collect(&target).await?;
+            cleaned.files += files;
+            cleaned.blobs += blobs;
+        }
+        Ok(cleaned)
     }
 
-    async fn expire(&self, id: &Uuid, stream: &str) -> Result<usize, Error> {
+    async fn expire(&self, target: &Target) -> Result<usize, Error> {
         let env = &self.inner.env;
-        let lock = self.sealing(id);
+        let lock = self.sealing(&target.id);
         let _committing = lock.lock().await;
-        let head = self.head(id, stream).await?;
+        let head = self.head(target).await?;
         let Some(stem) = &head.stem else { return Ok(0) };
         let files = self.files(&head);
         let commit_id = env.token();
@@ -70,25 +82,25 @@ impl Tables {
         let before = head.commit.clone();
         let after = Head { version, stem: Some(stem.clone()), ..head };
         let flip = Flip { before: &before, commit_id: &commit_id, after: &after, blob: None };
-        if !self.flip((id, stream), &files, flip).await? {
+        if !self.flip(target.of(), &files, flip).await? {
             // Whoever was first has forgotten them too, or the next round does.
             return Ok(0);
         }
-        if let Err(e) = self.advance_hint(id, &files, &stem).await {
-            tracing::warn!(stream, error = %e, "the table's hint lags; the next seal moves it");
+        if let Err(e) = self.advance_hint(&target.id, &files, &stem).await {
+            tracing::warn!(stream = target.stream, error = %e, "the table's hint lags; the next seal moves it");
         }
-        self.mirror(id, &files, &stem).await;
+        self.mirror(&target.id, &files, &stem).await;
         Ok(forgotten)
     }
 
-    async fn collect(&self, id: &Uuid, stream: &str) -> Result<(usize, usize), Error> {
+    async fn collect(&self, target: &Target) -> Result<(usize, usize), Error> {
         let (store, env) = (&*self.inner.store, &self.inner.env);
         let horizon_us = env.now_us() - self.inner.settings.pinned_us;
-        let head = self.head(id, stream).await?;
+        let head = self.head(target).await?;
         let files = self.files(&head);
         // A mirror that lags may name metadata that has long been superseded, and whoever reads it reads that.
         if let Some(stem) = &head.stem
-            && let Mirror::Lags(_) = self.mirror(id, &files, stem).await
+            && let Mirror::Lags(_) = self.mirror(&target.id, &files, stem).await
         {
             return Ok((0, 0));
         }
@@ -98,7 +110,7 @@ impl Tables {
             let metadata = load_metadata(&files, stem).await?;
             unnamed(&files, &metadata, &mut garbage).await?;
         }
-        let blobs = self.old_blobs(id, &head, horizon_us).await?;
+        let blobs = self.old_blobs(&target.id, &head, horizon_us).await?;
         if garbage.is_empty() && blobs.is_empty() {
             return Ok((0, 0));
         }
@@ -107,7 +119,7 @@ impl Tables {
             let before = head.commit.clone();
             let after = Head { mark_us: horizon_us, ..head };
             let flip = Flip { before: &before, commit_id: &commit_id, after: &after, blob: None };
-            if !self.flip((id, stream), &files, flip).await? {
+            if !self.flip(target.of(), &files, flip).await? {
                 // Somebody commits: what they name is looked at in the next round.
                 return Ok((0, 0));
             }
@@ -128,7 +140,7 @@ impl Tables {
         horizon_us: i64,
     ) -> Result<Vec<BlobName>, Error> {
         let owner = owner(id);
-        let mut named: HashSet<&str> = head.positions.blobs().map(String::as_str).collect();
+        let named: HashSet<&str> = head.positions.blobs().map(String::as_str).collect();
         let (mut old, mut after) = (Vec::new(), None::<String>);
         loop {
             let store = &self.inner.store;

@@ -16,7 +16,6 @@ use arrow_ord::sort::{SortColumn, SortOptions, lexsort_to_indices};
 use arrow_select::{concat::concat_batches, take::take_record_batch};
 use iceberg::spec::{DataFile, Operation};
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
-use tidewheel_engine::Uuid;
 
 use crate::{
     Error,
@@ -25,6 +24,7 @@ use crate::{
     files::Files,
     head::Head,
     limits,
+    logs::Target,
     manifests::{Live, live_files},
     shape::Shape,
     snapshot::{Base, Change, Commit},
@@ -61,7 +61,20 @@ impl Tables {
     /// What failed. After every error, and whatever dies, the table has the rows that it had.
     pub async fn compact(&self, stream: &str) -> Result<Compacted, Error> {
         let id = self.id(stream).await?;
-        let head = self.head(&id, stream).await?;
+        // The live one last.
+        let (targets, _) = self.targets(&id, stream).await?;
+        for target in targets.iter().rev() {
+            let compacted = self.compact_table(target).await?;
+            if compacted != Compacted::default() {
+                let more = compacted.more || targets.len() > 1 && !compacted.raced;
+                return Ok(Compacted { more, ..compacted });
+            }
+        }
+        Ok(Compacted::default())
+    }
+
+    async fn compact_table(&self, target: &Target) -> Result<Compacted, Error> {
+        let head = self.head(target).await?;
         let least = self.inner.settings.compact_files.max(2);
         // Each version brings a file at least, so there is nothing new to find before there are enough of them.
         let Some(stem) = &head.stem else { return Ok(Compacted::default()) };
@@ -69,14 +82,15 @@ impl Tables {
             return Ok(Compacted::default());
         }
         let files = self.files(&head);
-        let shape = self.shape(stream).await?;
+        let shape = target.shape();
         let base = Base::load(&files, stem).await?;
         let live = live_files(&files, base.manifests()).await?;
         let Some(plan) = plan(&live, &self.inner.settings) else {
-            self.looked((&id, stream), head).await?;
+            self.looked(target, head).await?;
             return Ok(Compacted::default());
         };
-        let rewritten = self.rewrite(&files, &shape, &base, &plan.files).await?;
+        let order = shape.row_order(target.sort_by());
+        let rewritten = self.rewrite(&files, &shape, &order, &base, &plan.files).await?;
         let mut compacted = Compacted {
             replaced: plan.files.len(),
             files: rewritten.len(),
@@ -85,7 +99,7 @@ impl Tables {
             ..Compacted::default()
         };
         let seen = if plan.more { head.compacted } else { head.version };
-        let snapshot = self.replace((&id, stream), &files, &plan.files, rewritten, seen).await?;
+        let snapshot = self.replace(target, &files, &plan.files, rewritten, seen).await?;
         compacted.raced = snapshot.is_none();
         compacted.snapshot_id = snapshot;
         if compacted.raced {
@@ -95,16 +109,16 @@ impl Tables {
     }
 
     /// Writes down that there is nothing to compact up to here, so that nobody looks again before there may be.
-    async fn looked(&self, stream: (&Uuid, &str), head: Head) -> Result<(), Error> {
+    async fn looked(&self, target: &Target, head: Head) -> Result<(), Error> {
         let files = self.files(&head);
-        let lock = self.sealing(stream.0);
+        let lock = self.sealing(&target.id);
         let _committing = lock.lock().await;
         let commit_id = self.inner.env.token();
         let before = head.commit.clone();
         let after = Head { compacted: head.version, ..head };
         let flip = Flip { before: &before, commit_id: &commit_id, after: &after, blob: None };
         // Whoever was first has brought something to look at.
-        self.flip(stream, &files, flip).await.map(drop)
+        self.flip(target.of(), &files, flip).await.map(drop)
     }
 
     /// Writes the rows of some files again, in the table's order.
@@ -112,6 +126,7 @@ impl Tables {
         &self,
         files: &Files,
         shape: &Shape,
+        order: &[&str],
         base: &Base,
         old: &[Live],
     ) -> Result<Vec<DataFile>, Error> {
@@ -121,7 +136,6 @@ impl Tables {
         let bytes = inner.settings.file_bytes;
         let mut writer =
             DataWriter::new(files.clone(), inner.env.clone(), shape, schema, spec, bytes)?;
-        let order = shape.row_order();
         let (mut gathered, mut held) = (Vec::new(), 0);
         for file in old {
             let body = files.read_uri(file.data.file_path()).await?;
@@ -132,13 +146,13 @@ impl Tables {
                 gathered.push(batch);
             }
             if held >= limits::SORT_BYTES {
-                write_sorted(&mut writer, &arrow, &order, std::mem::take(&mut gathered)).await?;
+                write_sorted(&mut writer, &arrow, order, std::mem::take(&mut gathered)).await?;
                 // Rows of the next part may belong before the last of this one.
                 writer.cut().await?;
                 held = 0;
             }
         }
-        write_sorted(&mut writer, &arrow, &order, gathered).await?;
+        write_sorted(&mut writer, &arrow, order, gathered).await?;
         writer.finish().await
     }
 
@@ -146,7 +160,7 @@ impl Tables {
     /// the old files are gone, or others were first each time.
     async fn replace(
         &self,
-        stream: (&Uuid, &str),
+        target: &Target,
         files: &Files,
         old: &[Live],
         new: Vec<DataFile>,
@@ -158,9 +172,9 @@ impl Tables {
         let sequence = old.iter().map(|f| f.sequence).max();
         for _ in 0..limits::REBASES {
             // Only the commit excludes a seal of this process, never the work before it.
-            let lock = self.sealing(stream.0);
+            let lock = self.sealing(&target.id);
             let _committing = lock.lock().await;
-            let head = self.head(stream.0, stream.1).await?;
+            let head = self.head(target).await?;
             let Some(stem) = &head.stem else { return Ok(None) };
             if check_mark(&new, &head).is_err() {
                 return Ok(None);
@@ -188,11 +202,11 @@ impl Tables {
                 ..head
             };
             let flip = Flip { before: &before, commit_id: &commit_id, after: &after, blob: None };
-            if self.flip(stream, files, flip).await? {
-                if let Err(e) = self.advance_hint(stream.0, files, &written.stem).await {
-                    tracing::warn!(stream = stream.1, error = %e, "the table's hint lags");
+            if self.flip(target.of(), files, flip).await? {
+                if let Err(e) = self.advance_hint(&target.id, files, &written.stem).await {
+                    tracing::warn!(stream = target.stream, error = %e, "the table's hint lags");
                 }
-                self.mirror(stream.0, files, &written.stem).await;
+                self.mirror(&target.id, files, &written.stem).await;
                 return Ok(Some(written.snapshot_id));
             }
         }

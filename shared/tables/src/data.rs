@@ -31,6 +31,8 @@ pub(crate) struct DataWriter {
     scratch: FileIO,
     partition_spec: i32,
     file_bytes: usize,
+    /// The sort order that the rows have; 0 is none.
+    sort_order: i32,
     open: Option<Open>,
     done: Vec<DataFile>,
 }
@@ -57,9 +59,16 @@ impl DataWriter {
             scratch: FileIO::new_with_memory(),
             partition_spec,
             file_bytes,
+            sort_order: 1,
             open: None,
             done: Vec::new(),
         })
+    }
+
+    /// The rows come in the order of the log, which the table's is not.
+    pub(crate) fn unsorted(mut self) -> Self {
+        self.sort_order = 0;
+        self
     }
 
     /// Adds rows; writes the file if it is full.
@@ -106,7 +115,7 @@ impl DataWriter {
         self.scratch.delete(&uri).await?;
         self.files.write(&file, body).await?;
         for mut data in built {
-            data.partition_spec_id(self.partition_spec).sort_order_id(1);
+            data.partition_spec_id(self.partition_spec).sort_order_id(self.sort_order);
             self.done.push(data.build().map_err(|e| Error::Format(e.to_string()))?);
         }
         Ok(())

@@ -45,10 +45,11 @@ pub(crate) struct Directory {
 }
 
 impl Directory {
-    /// The directory `name` under the root of all tables.
+    /// The directory `name`, one or several below another, under the root of all tables.
     pub(crate) fn new(root: &Path, root_uri: &str, name: &str) -> Self {
+        let tables = root.clone().join("tables");
         Self {
-            path: root.clone().join("tables").join(name),
+            path: name.split('/').fold(tables, |path, part| path.join(part)),
             uri: format!("{}/tables/{name}", root_uri.trim_end_matches('/')),
         }
     }

@@ -95,6 +95,11 @@ pub enum Error {
 }
 
 impl Error {
+    /// True if a file is not there.
+    pub(crate) fn is_missing(&self) -> bool {
+        matches!(self, Error::File { source, .. } if matches!(**source, object_store::Error::NotFound { .. }))
+    }
+
     pub(crate) fn partition(id: &PartitionId) -> Self {
         Error::Corrupt(format!("partition `{id}` is ready and does not exist"))
     }

@@ -78,7 +78,12 @@ impl Files {
 
     /// Every file below the table's directory, by its name within it.
     pub(crate) async fn everything(&self) -> Result<Vec<String>, Error> {
-        let path = self.directory.path_of("");
+        self.below("").await
+    }
+
+    /// Every file below a folder of the table's directory, by its name within that directory.
+    pub(crate) async fn below(&self, folder: &str) -> Result<Vec<String>, Error> {
+        let path = self.directory.path_of(folder);
         let mut found = Vec::new();
         let mut listed = self.objects.list(Some(&path));
         while let Some(meta) = listed.try_next().await.map_err(|e| failed(&path, e))? {
@@ -111,8 +116,8 @@ impl Files {
     }
 
     /// The stem that the hint names, if there is one, and the object's version for a conditional write.
-    async fn hint_object(&self) -> Result<Option<(String, UpdateVersion)>, Error> {
-        let path = self.directory.path_of(HINT);
+    async fn hint_object(&self, hint: &str) -> Result<Option<(String, UpdateVersion)>, Error> {
+        let path = self.directory.path_of(hint);
         match self.objects.get(&path).await {
             Ok(found) => {
                 let version = UpdateVersion {
@@ -129,17 +134,27 @@ impl Files {
 
     /// The version that the hint names; 0 if there is none.
     pub(crate) async fn hint_version(&self) -> Result<u64, Error> {
-        let hint = self.hint_object().await?;
+        self.version_at(HINT).await
+    }
+
+    /// The version that a file of this name names; 0 if there is none.
+    pub(crate) async fn version_at(&self, hint: &str) -> Result<u64, Error> {
+        let hint = self.hint_object(hint).await?;
         Ok(hint.and_then(|(stem, _)| stem_version(&stem)).unwrap_or(0))
     }
 
     /// Moves the hint to a stem, unless it is there or beyond already.
     pub(crate) async fn advance_hint(&self, stem: &str) -> Result<(), Error> {
-        let path = self.directory.path_of(HINT);
+        self.advance(HINT, stem).await
+    }
+
+    /// Moves a hint to a name that begins with its version, unless it is there or beyond already.
+    pub(crate) async fn advance(&self, hint: &str, stem: &str) -> Result<(), Error> {
+        let path = self.directory.path_of(hint);
         let body = || PutPayload::from_bytes(Bytes::copy_from_slice(stem.as_bytes()));
         for _ in 0..HINT_ATTEMPTS {
-            let hint = self.hint_object().await?;
-            let mode = match hint {
+            let found = self.hint_object(hint).await?;
+            let mode = match found {
                 Some((now, _)) if stem_version(&now) >= stem_version(stem) => return Ok(()),
                 Some((_, version)) => PutMode::Update(version),
                 None => PutMode::Create,

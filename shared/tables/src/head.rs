@@ -1,6 +1,7 @@
 //! The table's head: the one item that says which metadata file counts and how far the table reaches.
 //!
-//! Key `t#<stream id>` / `table`. Attributes:
+//! Key `t#<table id>` / `table`. The table's id is the stream's; of a declared stream each generation has one of its own.
+//! Attributes:
 //!
 //! | attribute | type | meaning |
 //! |---|---|---|
@@ -16,14 +17,14 @@
 //! | `mark_us` | number | files that were made before, µs, and were not named then, are gone: no commit may name one |
 //! | `positions`, `position_blobs` | bytes, list | see [`crate::positions`] |
 //!
-//! Blobs belong to the owner `t-<stream id, simple>`.
+//! Blobs belong to the owner `t-<table id, simple>`.
 
 use tidewheel_engine::Uuid;
 use tidewheel_store::{
     Blob, Commit, CommitError, Condition, Consistency, Env, Item, Key, Store, Value, Write,
 };
 
-use crate::{Error, directory::directory_name, limits, positions::Positions};
+use crate::{Error, limits, positions::Positions};
 
 /// The head as it is, or as it shall be.
 #[derive(Clone, Debug, PartialEq)]
@@ -52,10 +53,10 @@ pub(crate) fn owner(stream: &Uuid) -> String {
 
 impl Head {
     /// The head of a stream that has none yet.
-    fn fresh(name: &str, env: &Env) -> Self {
+    fn fresh(directory: &str, env: &Env) -> Self {
         Self {
             commit: None,
-            directory: directory_name(name),
+            directory: directory.to_owned(),
             version: 0,
             stem: None,
             uuid: Uuid::random(env),
@@ -71,12 +72,12 @@ impl Head {
     pub(crate) async fn load(
         store: &dyn Store,
         stream: &Uuid,
-        name: &str,
+        directory: &str,
         env: &Env,
     ) -> Result<Self, Error> {
         match store.get(&key(stream), Consistency::Strong).await? {
             Some(item) => Self::from_item(&item),
-            None => Ok(Self::fresh(name, env)),
+            None => Ok(Self::fresh(directory, env)),
         }
     }
 

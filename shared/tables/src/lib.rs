@@ -21,6 +21,7 @@
 //! files in any object store. It is the only crate that depends on Arrow, Parquet and Iceberg.
 
 mod catalogue;
+mod cells;
 mod clean;
 mod columns;
 mod commit;
@@ -31,6 +32,8 @@ mod error;
 mod files;
 mod head;
 pub mod limits;
+mod log_statistics;
+mod logs;
 pub mod maintain;
 mod manifests;
 mod positions;
@@ -40,7 +43,9 @@ mod seal;
 mod shape;
 mod snapshot;
 mod source;
+mod stream_metadata;
 mod tables;
+mod trim;
 
 pub use crate::{
     catalogue::{Catalogue, CatalogueColumn, CatalogueError, Entry, Mirror, Mirrored},
@@ -49,6 +54,7 @@ pub use crate::{
     compact::Compacted,
     directory::directory_name,
     error::{Error, UnfitRecord},
+    logs::{Log, Logs},
     scan::Scan,
     seal::{Report, Sealed},
     shape::Shape,

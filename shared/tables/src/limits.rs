@@ -87,3 +87,6 @@ pub(crate) const TINY_BYTES: u64 = 64 * 1024;
 
 /// Tables of deleted streams that one look lists.
 pub(crate) const BURIED: usize = 100;
+
+/// Versions of a declared stream's metadata that are kept.
+pub(crate) const STREAM_VERSIONS: u64 = 10;

@@ -16,10 +16,13 @@ use tidewheel_store::{
 
 use crate::{
     Error,
-    directory::HINT,
+    directory::{Directory, HINT},
+    files::Files,
     head::{self, Head},
     limits,
+    logs::generation_id,
     snapshot::{STREAM, load_metadata},
+    stream_metadata,
     tables::Tables,
 };
 
@@ -34,7 +37,9 @@ impl Tables {
     /// Notes that the stream of a table was deleted, if there is a table.
     pub(crate) async fn bury(&self, stream: &Uuid) -> Result<(), Error> {
         let store = &self.inner.store;
-        if store.get(&head::key(stream), Consistency::Strong).await?.is_none() {
+        let keys = [head::key(stream), stream_metadata::key(stream)];
+        let there = store.batch_get(&keys).await?;
+        if there.iter().all(Option::is_none) {
             return Ok(());
         }
         let now_us = self.inner.env.now_us();
@@ -72,19 +77,25 @@ impl Tables {
         if now_us - since_us < self.inner.settings.pinned_us {
             return Ok(0);
         }
+        let generations =
+            (0..self.generations(stream).await?).map(|n| generation_id(stream, n as usize));
+        let tables: Vec<_> = generations.chain([*stream]).collect();
         let mut deleted = 0;
-        if let Some(item) = store.get(&head::key(stream), Consistency::Strong).await? {
-            deleted = self.remove_files(stream, &Head::from_item(&item)?).await?;
-        }
-        let owner = head::owner(stream);
-        loop {
-            let names = store.list_blobs(&owner, None, store_limits::DELETE_BLOBS).await?;
-            if names.is_empty() {
-                break;
+        for table in &tables {
+            if let Some(item) = store.get(&head::key(table), Consistency::Strong).await? {
+                deleted += self.remove_files(stream, &Head::from_item(&item)?).await?;
             }
-            store.delete_blobs(&names).await?;
+            let owner = head::owner(table);
+            loop {
+                let names = store.list_blobs(&owner, None, store_limits::DELETE_BLOBS).await?;
+                if names.is_empty() {
+                    break;
+                }
+                store.delete_blobs(&names).await?;
+            }
         }
-        for key in [head::key(stream), buried(stream)] {
+        let heads = tables.iter().map(head::key);
+        for key in heads.chain([stream_metadata::key(stream), buried(stream)]) {
             store.commit(Commit::one(Write::delete(key))).await?;
         }
         Ok(deleted)
@@ -96,7 +107,7 @@ impl Tables {
         let name = match load_metadata(&files, stem).await {
             Ok(metadata) => metadata.properties().get(STREAM).cloned(),
             // It is deleted last: the rest is gone.
-            Err(Error::File { source, .. }) if is_missing(&source) => None,
+            Err(e) if e.is_missing() => None,
             Err(e) => return Err(e),
         };
         let Some(name) = name else { return Ok(0) };
@@ -109,10 +120,20 @@ impl Tables {
         let (last, rest): (Vec<_>, Vec<_>) =
             files.everything().await?.into_iter().partition(|file| *file == current);
         let (hint, rest): (Vec<_>, Vec<_>) = rest.into_iter().partition(|file| file == HINT);
-        Ok(files.delete(&hint).await? + files.delete(&rest).await? + files.delete(&last).await?)
+        let mut deleted = files.delete(&hint).await?;
+        // What says which generations there are lies beside their tables.
+        if let Some((above, _)) = head.directory.split_once('/') {
+            let above = Directory::new(&self.inner.root, &self.inner.root_uri, above);
+            let above = Files::new(self.inner.objects.clone(), above);
+            let said = above.everything().await?;
+            let said = said.into_iter().filter(|file| {
+                let metadata = file.split('/').next().is_some_and(|f| f.ends_with(".metadata"));
+                let copy = !file.contains('/');
+                metadata || copy
+            });
+            deleted += above.delete(&said.collect::<Vec<_>>()).await?;
+        }
+        deleted += files.delete(&rest).await?;
+        Ok(deleted + files.delete(&last).await?)
     }
-}
-
-fn is_missing(e: &object_store::Error) -> bool {
-    matches!(e, object_store::Error::NotFound { .. })
 }

@@ -32,15 +32,32 @@ pub struct Scan {
 }
 
 impl Tables {
-    /// Reads the whole table of a stream into memory.
+    /// Reads the whole table of a stream into memory; of a declared stream that of its last generation.
     ///
     /// # Errors
     /// [`Error::NoTable`] before the first seal.
     pub async fn scan(&self, stream: &str) -> Result<Scan, Error> {
-        let head = self.head(&self.id(stream).await?, stream).await?;
+        let (_, head) = self.shown(&self.id(stream).await?, stream).await?;
         let files = self.files(&head);
         let stem = head.stem.ok_or_else(|| Error::NoTable(stream.to_owned()))?;
         scan(&files, &stem).await
+    }
+
+    /// Reads the tables of all generations of a declared stream, by the name of each log.
+    ///
+    /// # Errors
+    /// The store's, or that a file cannot be read.
+    pub async fn scan_logs(&self, stream: &str) -> Result<Vec<(String, Scan)>, Error> {
+        let (targets, _) = self.targets(&self.id(stream).await?, stream).await?;
+        let mut scans = Vec::new();
+        for target in targets {
+            let head = self.head(&target).await?;
+            let name = target.log.as_ref().map_or(stream, |log| &log.name).to_owned();
+            if let Some(stem) = &head.stem {
+                scans.push((name, scan(&self.files(&head), stem).await?));
+            }
+        }
+        Ok(scans)
     }
 }
 

@@ -83,19 +83,24 @@ impl Shape {
         Ok(iceberg::spec::Schema::builder().with_fields(fields).build()?)
     }
 
-    /// The columns that rows are ordered by.
-    pub(crate) fn row_order(&self) -> Vec<&str> {
-        match self {
-            Shape::Envelope => vec!["partition", "offset"],
-            Shape::Declared(_) => vec!["litelink_offset"],
-        }
+    /// The columns that rows are ordered by: first those that were asked for.
+    pub(crate) fn row_order<'a>(&self, sort_by: &'a [String]) -> Vec<&'a str> {
+        let own: &[&str] = match self {
+            Shape::Envelope => &["partition", "offset"],
+            Shape::Declared(_) => &["litelink_offset"],
+        };
+        sort_by.iter().map(String::as_str).chain(own.iter().copied()).collect()
     }
 
     /// The order of the rows, for the table's schema.
-    pub(crate) fn sort_order(&self, schema: &iceberg::spec::Schema) -> Result<SortOrder, Error> {
+    pub(crate) fn sort_order(
+        &self,
+        schema: &iceberg::spec::Schema,
+        sort_by: &[String],
+    ) -> Result<SortOrder, Error> {
         let mut order = SortOrder::builder();
         order.with_order_id(1);
-        for name in self.row_order() {
+        for name in self.row_order(sort_by) {
             let id = schema
                 .field_id_by_name(name)
                 .ok_or_else(|| Error::Corrupt(format!("the table has no column `{name}`")))?;
@@ -104,7 +109,7 @@ impl Shape {
                     .source_id(id)
                     .transform(Transform::Identity)
                     .direction(SortDirection::Ascending)
-                    .null_order(NullOrder::First)
+                    .null_order(NullOrder::Last)
                     .build(),
             );
         }

@@ -26,6 +26,7 @@ use crate::{
     Error, directory,
     files::Files,
     limits,
+    logs::Target,
     manifests::{ManifestStore, load_manifest_list},
     shape::Shape,
 };
@@ -34,7 +35,9 @@ use crate::{
 pub(crate) const COMMIT_ID: &str = "tidewheel.commit-id";
 /// Table property: the stream's name.
 pub(crate) const STREAM: &str = "tidewheel.stream";
-/// Table property: the stream's id.
+/// Table property: of a declared stream the generation's name.
+pub(crate) const LOG: &str = "tidewheel.log";
+/// Table property: the table's id, which is the stream's unless it has declared columns.
 pub(crate) const STREAM_ID: &str = "tidewheel.stream-id";
 /// Summary property: positions that the commit moved, as a JSON object, if they are few.
 const POSITIONS: &str = "tidewheel.positions";
@@ -97,16 +100,19 @@ impl Base {
         files: &Files,
         shape: &Shape,
         uuid: &Uuid,
-        stream: (&Uuid, &str),
+        target: &Target,
     ) -> Result<Self, Error> {
         let schema = shape.iceberg()?;
-        let order = shape.sort_order(&schema)?;
+        let order = shape.sort_order(&schema, target.sort_by())?;
         let mut properties = HashMap::from([
-            (STREAM.to_owned(), stream.1.to_owned()),
-            (STREAM_ID.to_owned(), stream.0.to_string()),
+            (STREAM.to_owned(), target.stream.clone()),
+            (STREAM_ID.to_owned(), target.id.to_string()),
             ("write.parquet.compression-codec".to_owned(), "zstd".to_owned()),
             ("write.metadata.previous-versions-max".to_owned(), limits::METADATA_LOG.to_string()),
         ]);
+        if let Some(log) = &target.log {
+            properties.insert(LOG.to_owned(), log.name.clone());
+        }
         if let Shape::Declared(schema) = shape {
             properties.insert("tidewheel.schema".to_owned(), schema.to_text());
         }

@@ -9,7 +9,7 @@ use tidewheel_engine::{
     PartitionInfo, Read, TABLE_GROUP, Uuid,
 };
 
-use crate::Error;
+use crate::{Error, logs::Logs};
 
 /// Partitions whose names are looked up at once.
 const LOOKUPS: usize = 16;
@@ -22,6 +22,12 @@ pub trait Source: Send + Sync + 'static {
     /// True if the stream's records are encrypted at rest.
     async fn encrypted(&self, _stream: &str) -> Result<bool, Error> {
         Ok(false)
+    }
+    /// The generations of a stream that has declared columns, as they are at this moment.
+    async fn logs(&self, stream: &str) -> Result<Option<Logs>, Error>;
+    /// True if a stream is known to have declared columns. It may have since a moment ago.
+    async fn has_logs(&self, stream: &str) -> Result<bool, Error> {
+        Ok(self.declared(stream).await?.as_deref().and_then(Logs::of).is_some())
     }
     /// Makes a stream, unless it exists, and answers its id.
     async fn create(&self, stream: &str) -> Result<Uuid, Error>;
@@ -64,6 +70,10 @@ impl Source for Engine {
             return Ok(info.id);
         }
         Ok(self.configure(stream, Configure::default()).await?.id)
+    }
+
+    async fn logs(&self, stream: &str) -> Result<Option<Logs>, Error> {
+        Ok(self.declared_now(stream).await?.as_deref().and_then(Logs::of))
     }
 
     async fn declared(&self, stream: &str) -> Result<Option<Arc<Declared>>, Error> {

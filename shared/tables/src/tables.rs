@@ -1,7 +1,11 @@
 //! The tables of all streams: declaring a schema, finding a table, and how fresh it is.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, HashMap, HashSet},
+    sync::Arc,
+};
 
+use bytes::Bytes;
 use object_store::{ObjectStore, path::Path};
 use parking_lot::Mutex;
 use tidewheel_engine::{Declaration, Engine, PartitionId, Uuid};
@@ -14,8 +18,9 @@ use crate::{
     files::Files,
     head::{self, Head},
     limits,
+    logs::Target,
     positions::Loaded,
-    shape::Shape,
+    seal::Flush,
     source::Source,
 };
 
@@ -95,12 +100,21 @@ pub struct Freshness {
 }
 
 /// How far a table reached in each partition when it was asked. It only moves forward, so this stays true.
-pub struct Reach(Loaded);
+pub struct Reach(Reached);
+
+enum Reached {
+    Each(Loaded),
+    /// Of a declared stream's one partition.
+    Only(u64),
+}
 
 impl Reach {
     /// The offset below which the table has every record of a partition that it will ever have.
     pub fn below(&self, partition: &PartitionId) -> u64 {
-        self.0.get(partition)
+        match &self.0 {
+            Reached::Each(positions) => positions.get(partition),
+            Reached::Only(offset) => *offset,
+        }
     }
 }
 
@@ -114,9 +128,9 @@ pub(crate) struct Inner {
     pub(crate) source: Arc<dyn Source>,
     pub(crate) store: Arc<dyn Store>,
     pub(crate) env: Env,
-    objects: Arc<dyn ObjectStore>,
-    root: Path,
-    root_uri: String,
+    pub(crate) objects: Arc<dyn ObjectStore>,
+    pub(crate) root: Path,
+    pub(crate) root_uri: String,
     pub(crate) settings: Settings,
     /// One seal of a table at a time in this process: two would only race. Sealers of other processes are kept apart by the
     /// condition on the head.
@@ -125,6 +139,10 @@ pub(crate) struct Inner {
     pub(crate) hinted: Mutex<HashMap<Uuid, String>>,
     /// The stem that a table's mirror was told, and what became of it.
     pub(crate) mirrored: Mutex<HashMap<Uuid, (String, Mirrored)>>,
+    /// Streams that are sealed at times of their own.
+    pub(crate) flushes: Mutex<BTreeMap<String, Flush>>,
+    /// Tables of generations that have all their rows.
+    pub(crate) whole: Mutex<HashSet<Uuid>>,
     /// Where the next [`Tables::seal_all`] of this process goes on. Every process goes round for itself.
     pub(crate) resume: Mutex<Option<String>>,
 }
@@ -165,6 +183,8 @@ impl Tables {
             sealing: Mutex::default(),
             hinted: Mutex::default(),
             mirrored: Mutex::default(),
+            flushes: Mutex::default(),
+            whole: Mutex::default(),
             resume: Mutex::default(),
         };
         Self { inner: Arc::new(inner) }
@@ -196,7 +216,7 @@ impl Tables {
     /// # Errors
     /// [`Error::StreamNotFound`], or the store's.
     pub async fn location(&self, stream: &str) -> Result<Location, Error> {
-        let head = self.head(&self.id(stream).await?, stream).await?;
+        let (_, head) = self.shown(&self.id(stream).await?, stream).await?;
         let files = self.files(&head);
         let metadata = head.stem.as_deref().map(crate::directory::metadata_file);
         Ok(Location {
@@ -204,6 +224,17 @@ impl Tables {
             metadata: metadata.map(|file| files.directory.uri_of(&file)),
             version: head.version,
         })
+    }
+
+    /// The metadata that counts: its location, and its text. `None` before the first seal.
+    ///
+    /// # Errors
+    /// [`Error::StreamNotFound`], the store's, or that the file cannot be read.
+    pub async fn metadata(&self, stream: &str) -> Result<Option<(String, Bytes)>, Error> {
+        let (_, head) = self.shown(&self.id(stream).await?, stream).await?;
+        let Some(stem) = head.stem.as_deref() else { return Ok(None) };
+        let (files, file) = (self.files(&head), crate::directory::metadata_file(stem));
+        Ok(Some((files.directory.uri_of(&file), files.read(&file).await?)))
     }
 
     /// How fresh a stream's table is. Costs one read for each partition that is behind, and one more for the time of a
@@ -214,18 +245,22 @@ impl Tables {
     pub async fn freshness(&self, stream: &str) -> Result<Freshness, Error> {
         let inner = &*self.inner;
         let id = self.id(stream).await?;
-        let head = self.head(&id, stream).await?;
         let ready = inner.source.ready(stream, limits::FRESHNESS_PARTITIONS).await?;
         let mut freshness = Freshness {
-            rows: head.rows,
-            sealed_us: (head.version > 0).then_some(head.sealed_us),
             complete: ready.len() < limits::FRESHNESS_PARTITIONS,
             ..Freshness::default()
         };
-        let positions = head.positions.load(&*inner.store, &head::owner(&id)).await?;
+        for target in self.targets(&id, stream).await?.0 {
+            let head = self.head(&target).await?;
+            freshness.rows += head.rows;
+            if head.version > 0 {
+                freshness.sealed_us = freshness.sealed_us.max(Some(head.sealed_us));
+            }
+        }
+        let reach = self.reach(stream).await?;
         for partition in ready {
             let Some(extent) = inner.source.extent(&partition.id).await? else { continue };
-            let from = positions.get(&partition.id).max(extent.floor);
+            let from = reach.below(&partition.id).max(extent.floor);
             if extent.tail <= from {
                 continue;
             }
@@ -249,8 +284,20 @@ impl Tables {
     /// [`Error::StreamNotFound`], or the store's.
     pub async fn reach(&self, stream: &str) -> Result<Reach, Error> {
         let id = self.id(stream).await?;
-        let head = self.head(&id, stream).await?;
-        Ok(Reach(head.positions.load(&*self.inner.store, &head::owner(&id)).await?))
+        let (targets, logs) = self.targets(&id, stream).await?;
+        if logs.is_none() {
+            let head = self.head(&Target::plain(id, stream)).await?;
+            let positions = head.positions.load(&*self.inner.store, &head::owner(&id)).await?;
+            return Ok(Reach(Reached::Each(positions)));
+        }
+        let mut reached = 0;
+        for target in &targets {
+            reached = self.reached(&id, target).await?;
+            if target.log.as_ref().is_none_or(|log| log.end.is_none_or(|end| reached < end)) {
+                break;
+            }
+        }
+        Ok(Reach(Reached::Only(reached)))
     }
 
     pub(crate) async fn id(&self, stream: &str) -> Result<Uuid, Error> {
@@ -258,21 +305,15 @@ impl Tables {
         id.ok_or_else(|| Error::StreamNotFound(stream.to_owned()))
     }
 
-    pub(crate) async fn head(&self, id: &Uuid, stream: &str) -> Result<Head, Error> {
-        Head::load(&*self.inner.store, id, stream, &self.inner.env).await
+    pub(crate) async fn head(&self, target: &Target) -> Result<Head, Error> {
+        let inner = &*self.inner;
+        Head::load(&*inner.store, &target.id, &target.directory, &inner.env).await
     }
 
     pub(crate) fn files(&self, head: &Head) -> Files {
         let inner = &*self.inner;
         let directory = Directory::new(&inner.root, &inner.root_uri, &head.directory);
         Files::new(inner.objects.clone(), directory)
-    }
-
-    /// What the records of a stream become.
-    pub(crate) async fn shape(&self, stream: &str) -> Result<Shape, Error> {
-        let declared = self.inner.source.declared(stream).await?;
-        let schema = declared.and_then(|d| d.declaration.schema.clone());
-        Ok(schema.map_or(Shape::Envelope, Shape::Declared))
     }
 
     pub(crate) fn sealing(&self, id: &Uuid) -> Arc<tokio::sync::Mutex<()>> {

@@ -138,10 +138,12 @@ impl Maintenance {
         let Some(info) = self.engine.stream(name).await? else {
             return Ok(Due::default());
         };
+        let declared = self.engine.declared(name).await?;
+        let aged = declared.is_some_and(|d| d.declaration.max_age_us.is_some());
         let publishes = self.tables.inner.settings.publish_encrypted || !encrypted(&info);
         Ok(Due {
             seal: publishes && self.engine.has_ready(name, TABLE_GROUP).await?,
-            retain: info.options.expires() && turn(round, &info.id, RETAIN_ROUNDS),
+            retain: (info.options.expires() || aged) && turn(round, &info.id, RETAIN_ROUNDS),
             collect: turn(round, &info.id, COLLECT_ROUNDS),
             compact: publishes && turn(round, &info.id, COMPACT_ROUNDS),
             clean: publishes && turn(round, &info.id, CLEAN_ROUNDS),

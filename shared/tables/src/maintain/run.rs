@@ -261,7 +261,9 @@ impl Maintenance {
         after: Option<&PartitionId>,
     ) -> Result<(u64, Option<PartitionId>), Error> {
         let Some(info) = self.engine.stream(stream).await? else { return Ok((0, None)) };
-        if !info.options.expires() {
+        let declared = self.engine.declared(stream).await?;
+        let aged = declared.is_some_and(|d| d.declaration.max_age_us.is_some());
+        if !info.options.expires() && !aged {
             return Ok((0, None));
         }
         if !self.tables.publishes(stream).await? {

@@ -2,8 +2,10 @@
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
-use object_store::{local::LocalFileSystem, memory::InMemory, path::Path};
-use tidewheel_engine::{Engine, PartitionId, PushItem, Pushed, Settings as EngineSettings};
+use object_store::{ObjectStoreExt, local::LocalFileSystem, memory::InMemory, path::Path};
+use tidewheel_engine::{
+    Declaration, Engine, Frame, PartitionId, PushItem, Pushed, Settings as EngineSettings,
+};
 use tidewheel_store::{Env, Faulty, Memory, Store, faulty::Plan};
 use tidewheel_tables::{Settings, Tables};
 
@@ -165,4 +167,63 @@ async fn a_storm_loses_nothing_and_doubles_nothing() {
     for seed in 0..12 {
         storm(seed).await;
     }
+}
+
+async fn publish(engine: &Engine, rows: &[&str]) {
+    let rows = rows.iter().map(|row| bytes::Bytes::copy_from_slice(row.as_bytes())).collect();
+    let frame = Frame { claim: None, seq: 0, rows };
+    for landed in engine.publish("s", vec![frame]).await {
+        landed.unwrap();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_declared_stream_is_published_across_a_migration_and_its_retirement() {
+    let engine = engine(Arc::new(Memory::new()), Env::simulated(9, START_US, 0));
+    let objects = Arc::new(InMemory::new());
+    let tables = tables(&engine, &objects);
+    let schema = |text: &str| Some(Arc::new(tidewheel_schema::Schema::compile(text).unwrap()));
+    let one = schema(r#"{"properties":{"n":{"type":"integer"}},"required":["n"]}"#);
+    let two = schema(
+        r#"{"properties":{"n":{"type":"integer"},"s":{"type":["string","null"]}},"required":["n"]}"#,
+    );
+    engine.declare("s", Declaration { schema: one, ..Declaration::default() }).await.unwrap();
+    let metadata = async || {
+        let path = Path::from("tables/s/s.metadata.json");
+        let body = objects.get(&path).await.unwrap().bytes().await.unwrap();
+        serde_json::from_slice::<serde_json::Value>(&body).unwrap()
+    };
+    // What it is made of is said before it has a row.
+    tables.seal("s").await.unwrap();
+    assert_eq!(metadata().await["live_log"]["start_offset"], 1);
+
+    publish(&engine, &[r#"{"n":1}"#, r#"{"n":2}"#]).await;
+    assert_eq!(tables.seal("s").await.unwrap().rows, 2);
+    publish(&engine, &[r#"{"n":3}"#]).await;
+    engine.migrate("s", two, Vec::new()).await.unwrap();
+    publish(&engine, &[r#"{"n":4,"s":"x"}"#, r#"{"n":5}"#]).await;
+    assert_eq!(tables.seal("s").await.unwrap().rows, 3);
+    let rows = async || {
+        let scans = tables.scan_logs("s").await.unwrap();
+        let count = |s: &tidewheel_tables::Scan| s.batches.iter().map(|b| b.num_rows()).sum();
+        scans.iter().map(|(name, s)| (name.clone(), count(s))).collect::<Vec<(String, usize)>>()
+    };
+    assert_eq!(rows().await, [("s".to_owned(), 3), ("s-v2".to_owned(), 2)]);
+    let said = metadata().await;
+    assert_eq!(
+        (&said["sealed_logs"][0]["end_offset"], &said["live_log"]["name"]),
+        (&4.into(), &"s-v2".into())
+    );
+    assert_eq!(tables.freshness("s").await.unwrap().rows, 5);
+
+    publish(&engine, &[r#"{"n":6}"#]).await;
+    engine.retire("s").await.unwrap();
+    tables.seal("s").await.unwrap();
+    let said = metadata().await;
+    assert_eq!(
+        (&said["streamcast_metadata"], &said["retirement"]["end_offset"]),
+        (&3.into(), &7.into())
+    );
+    assert_eq!(rows().await, [("s".to_owned(), 3), ("s-v2".to_owned(), 3)]);
+    assert_eq!(tables.freshness("s").await.unwrap().behind, 0);
 }

@@ -26,7 +26,7 @@ use tidewheel_store::{
     BlobName, Commit, CommitError, Committed, Consistency, Env, Item, Key, Memory, Page, Query,
     ReadError, Store,
 };
-use tidewheel_tables::{Error, Settings, Source, Tables};
+use tidewheel_tables::{Error, Logs, Settings, Source, Tables};
 use tokio::sync::Notify;
 
 /// Records that one read answers: a few, so that a seal has many pieces.
@@ -49,6 +49,7 @@ struct Stream {
     id: Uuid,
     partitions: BTreeMap<PartitionId, Log>,
     ready: BTreeSet<PartitionId>,
+    logs: Option<Logs>,
     declared: Option<Arc<Declared>>,
 }
 
@@ -83,6 +84,13 @@ impl Streams {
                 payload: payload.into(),
             });
         }
+    }
+
+    /// Says what a stream has declared.
+    pub(crate) fn set_logs(&self, stream: &str, logs: Logs) {
+        let mut streams = self.0.lock();
+        let stream = streams.entry(stream.to_owned()).or_insert_with(|| new_stream(stream));
+        stream.logs = Some(logs);
     }
 
     /// Deletes the records below an offset.
@@ -123,6 +131,7 @@ fn new_stream(name: &str) -> Stream {
         id: Uuid::derived(&[name.as_bytes()]),
         partitions: BTreeMap::new(),
         ready: BTreeSet::new(),
+        logs: None,
         declared: None,
     }
 }
@@ -133,9 +142,20 @@ impl Source for Streams {
         Ok(self.0.lock().get(stream).map(|s| s.id))
     }
 
+    async fn logs(&self, stream: &str) -> Result<Option<Logs>, Error> {
+        tokio::task::yield_now().await;
+        let streams = self.0.lock();
+        let Some(stream) = streams.get(stream) else { return Ok(None) };
+        Ok(stream.logs.clone().or_else(|| stream.declared.as_deref().and_then(Logs::of)))
+    }
+
     async fn create(&self, stream: &str) -> Result<Uuid, Error> {
         let mut streams = self.0.lock();
         Ok(streams.entry(stream.to_owned()).or_insert_with(|| new_stream(stream)).id)
+    }
+
+    async fn has_logs(&self, stream: &str) -> Result<bool, Error> {
+        Ok(self.logs(stream).await?.is_some())
     }
 
     async fn declared(&self, stream: &str) -> Result<Option<Arc<Declared>>, Error> {
@@ -546,12 +566,16 @@ impl World {
         self.process(&Fuse::never())
     }
 
+    /// A file, by its name below the folder of all tables.
+    pub(crate) async fn file(&self, file: &str) -> Option<Bytes> {
+        let path = Path::from(format!("{}/tables/{file}", self.root));
+        Some(self.objects.get(&path).await.ok()?.bytes().await.unwrap())
+    }
+
     /// The hint of a table.
     pub(crate) async fn hint(&self, directory: &str) -> Option<String> {
-        let root = &self.root;
-        let path = Path::from(format!("{root}/tables/{directory}/metadata/version-hint.text"));
-        let found = self.objects.get(&path).await.ok()?;
-        Some(String::from_utf8(found.bytes().await.unwrap().to_vec()).unwrap())
+        let hint = self.file(&format!("{directory}/metadata/version-hint.text")).await?;
+        Some(String::from_utf8(hint.to_vec()).unwrap())
     }
 }
 

@@ -7,6 +7,7 @@ mod compact;
 mod crash;
 mod engine;
 mod fake;
+mod generations;
 mod maintain;
 mod rows;
 mod seal;

@@ -111,9 +111,9 @@ async fn a_declared_stream_publishes_its_columns_and_nothing_else() {
         r#"{"n":2}"#,
         r#"{"n":3,"st":{"x":6,"y":"why"},"m":{},"l":[],"ll":[]}"#,
     ];
-    world.streams.push("s", "only", rows.map(str::to_owned));
+    world.streams.push("s", "Default", rows.map(str::to_owned));
     tables.seal("s").await.unwrap();
-    world.streams.push("s", "only", [r#"{"n":4}"#.to_owned()]);
+    world.streams.push("s", "Default", [r#"{"n":4}"#.to_owned()]);
     tables.seal("s").await.unwrap();
 
     let scan = tables.scan("s").await.unwrap();
@@ -175,12 +175,16 @@ async fn a_row_that_slipped_in_stops_its_stream_there_and_says_so() {
         .declare("s", r#"{"properties":{"n":{"type":"integer"}},"required":["n"]}"#)
         .await
         .unwrap();
-    world.streams.push("s", "p", [r#"{"n":1}"#, r#"{"n":"x"}"#, r#"{"n":3}"#].map(str::to_owned));
+    world.streams.push(
+        "s",
+        "Default",
+        [r#"{"n":1}"#, r#"{"n":"x"}"#, r#"{"n":3}"#].map(str::to_owned),
+    );
     for rows in [1, 0] {
         let sealed = tables.seal("s").await.unwrap();
         assert_eq!(sealed.rows, rows, "what is below it is published");
         let unfit = sealed.unfit.unwrap();
-        assert_eq!((unfit.offset, unfit.partition.as_str()), (1, "p"));
+        assert_eq!((unfit.offset, unfit.partition.as_str()), (1, "Default"));
         let text = unfit.to_string();
         assert!(text.contains("offset 1") && text.contains("column `n`"), "{text}");
     }
