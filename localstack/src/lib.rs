@@ -11,6 +11,7 @@
 mod catalogue;
 mod data;
 mod guard;
+mod ingest;
 mod key_file;
 mod landing;
 pub mod logging;
@@ -23,6 +24,7 @@ mod socket;
 mod stack;
 
 pub use crate::{
+    ingest::{IngestFailed, load},
     signals::stop_requested,
     stack::{Stack, StartError},
 };

@@ -4,14 +4,18 @@ use std::{io::Write, process::ExitCode};
 
 use clap::Parser;
 use tidewheel_localstack::{
-    Stack, logging,
-    options::{Cli, Command, Serve},
+    Stack, load, logging,
+    options::{Cli, Command, Ingest, Serve},
     stop_requested,
 };
 
 fn main() -> ExitCode {
-    let Command::Serve(options) = Cli::parse().command;
-    if let Err(error) = logging::init(&options.log, options.log_format) {
+    let command = Cli::parse().command;
+    let (log, log_format) = match &command {
+        Command::Serve(options) => (options.log.clone(), options.log_format),
+        Command::Ingest(_) => ("warn".to_owned(), Serve::default().log_format),
+    };
+    if let Err(error) = logging::init(&log, log_format) {
         eprintln!("error: {error}");
         return ExitCode::from(2);
     }
@@ -22,7 +26,23 @@ fn main() -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    runtime.block_on(serve(&options))
+    match command {
+        Command::Serve(options) => runtime.block_on(serve(&options)),
+        Command::Ingest(options) => runtime.block_on(ingest(&options)),
+    }
+}
+
+async fn ingest(options: &Ingest) -> ExitCode {
+    match load(options).await {
+        Ok(loaded) => {
+            println!("{} rows in {} batches", loaded.rows, loaded.batches);
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
 }
 
 async fn serve(options: &Serve) -> ExitCode {

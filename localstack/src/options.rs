@@ -20,6 +20,8 @@ pub enum Command {
     /// Run the whole stack: HTTP API, WebSockets, scheduled sealing and retention
     #[command(after_help = AFTER_HELP)]
     Serve(Serve),
+    /// Load a Parquet or Arrow file into a declared stream, while no server runs on the data folder
+    Ingest(Ingest),
 }
 
 const AFTER_HELP: &str = "\
@@ -27,6 +29,27 @@ SIGTERM and SIGINT drain: no new connections, waiting pops answer at once, reque
 with 1001, what is new is sealed. A second signal ends at once. SIGKILL loses nothing that was acknowledged.
 
 Exit status: 0 stopped as asked, 1 could not start or serve, 2 wrong options, 3 the data folder is in use.";
+
+/// Options of `ingest`.
+#[derive(Args, Clone, Debug)]
+pub struct Ingest {
+    /// The declared stream
+    pub stream: String,
+
+    /// The file: Parquet, an Arrow file or an Arrow stream, with the declared columns
+    pub file: PathBuf,
+
+    /// The server's data folder
+    #[arg(long, env = "TIDEWHEEL_DATA", default_value = "data", value_name = "DIR")]
+    pub data: PathBuf,
+}
+
+impl Ingest {
+    /// The server's options that say where the data is.
+    pub(crate) fn serve(&self) -> Serve {
+        Serve { data: self.data.clone(), ..Serve::default() }
+    }
+}
 
 /// Options of `serve`.
 #[derive(Args, Clone, Debug)]

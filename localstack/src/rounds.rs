@@ -47,6 +47,11 @@ fn log_sealed(report: &Report) {
     }
 }
 
+/// Does what streams and tables need beside sealing. Of a store that others share, what is due in this minute.
+pub(crate) async fn maintain(maintenance: Maintenance, shared: bool) -> Result<(), Error> {
+    if shared { maintain_due(maintenance).await } else { maintain_all(maintenance).await }
+}
+
 /// Replaces small files of all tables by large ones. A table that fails does not stop the others.
 pub(crate) async fn compact(maintenance: Maintenance) -> Result<(), Error> {
     each_stream(maintenance, |stream| Work::Compact { stream }).await

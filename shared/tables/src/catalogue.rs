@@ -214,7 +214,7 @@ mod tests {
             "tags":{"type":["array","null"],"items":{"type":"string"}},
             "at":{"type":["object","null"],"properties":{"x":{"type":"number"}},"required":["x"]}},"required":["n"]}"#;
         let schema = tidewheel_schema::Schema::compile(schema).unwrap();
-        let iceberg = Shape::Declared(schema.into()).iceberg().unwrap();
+        let iceberg = Shape::Declared(schema.into()).iceberg(&[]).unwrap();
         let found: Vec<_> = iceberg
             .as_struct()
             .fields()
@@ -233,7 +233,7 @@ mod tests {
         for (name, ty) in expected {
             assert!(found.contains(&(name, ty.to_owned())), "{name} {ty}: {found:?}");
         }
-        let envelope = Shape::Envelope.iceberg().unwrap();
+        let envelope = Shape::Envelope.iceberg(&[]).unwrap();
         let time = envelope.field_by_name("time").unwrap();
         assert_eq!(hive(&time.field_type), "timestamp");
     }

@@ -1,4 +1,3 @@
-#![allow(dead_code)]
 //! Columns back into rows: what a table or a file that is loaded holds, as the text that the log has.
 //!
 //! The same value is the same text wherever it comes from: cells are written by [`Schema::write`], as they are when a

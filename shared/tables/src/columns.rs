@@ -14,9 +14,36 @@ pub fn arrow_fields(schema: &Schema) -> Fields {
     schema.columns().iter().map(arrow).collect()
 }
 
-/// The columns as Iceberg fields; ids count up from `last` + 1.
-pub(crate) fn iceberg_fields(schema: &Schema, last: &mut i32) -> Vec<Arc<NestedField>> {
-    numbered(schema.columns(), last)
+/// The ids of a stream's fields: what keeps its name keeps its id, in every generation that has it.
+#[derive(Default)]
+struct FieldIds {
+    known: HashMap<String, i32>,
+    last: i32,
+}
+
+impl FieldIds {
+    fn of(&mut self, path: &str) -> i32 {
+        match self.known.get(path) {
+            Some(id) => *id,
+            None => {
+                self.last += 1;
+                self.known.insert(path.to_owned(), self.last);
+                self.last
+            }
+        }
+    }
+}
+
+/// The fields of a table of the last of these schemas, of which each followed the one before: the offset, the columns, the
+/// time.
+pub(crate) fn table_fields(generations: &[Arc<Schema>]) -> Vec<Arc<NestedField>> {
+    let long = || Type::Primitive(PrimitiveType::Long);
+    let mut ids = FieldIds::default();
+    let offset = NestedField::required(ids.of("litelink_offset"), "litelink_offset", long());
+    let time = NestedField::required(ids.of("streamcast_ts"), "streamcast_ts", long());
+    let each = generations.iter().map(|schema| numbered(schema.columns(), "", &mut ids));
+    let columns = each.last().unwrap_or_default();
+    [Arc::new(offset)].into_iter().chain(columns).chain([Arc::new(time)]).collect()
 }
 
 fn arrow(column: &Column) -> Field {
@@ -47,12 +74,8 @@ fn arrow(column: &Column) -> Field {
     }
 }
 
-fn iceberg(column: &Column, last: &mut i32) -> Type {
+fn iceberg(column: &Column, path: &str, ids: &mut FieldIds) -> Type {
     let primitive = |p| Type::Primitive(p);
-    let mut next = || {
-        *last += 1;
-        *last
-    };
     match &column.kind {
         Kind::Bool => primitive(PrimitiveType::Boolean),
         Kind::Int32 => primitive(PrimitiveType::Int),
@@ -62,15 +85,18 @@ fn iceberg(column: &Column, last: &mut i32) -> Type {
         Kind::Text => primitive(PrimitiveType::String),
         Kind::Binary { size: None, .. } => primitive(PrimitiveType::Binary),
         Kind::Binary { size: Some(n), .. } => primitive(PrimitiveType::Fixed(*n as u64)),
-        Kind::Struct(fields) => Type::Struct(StructType::new(numbered(fields, last))),
+        Kind::Struct(fields) => Type::Struct(StructType::new(numbered(fields, path, ids))),
         Kind::List(item) => {
-            let id = next();
-            let ty = iceberg(item, last);
+            let path = format!("{path}.element");
+            let id = ids.of(&path);
+            let ty = iceberg(item, &path, ids);
             Type::List(ListType::new(NestedField::list_element(id, ty, !item.nullable).into()))
         }
         Kind::Map(value) => {
-            let (key, id) = (next(), next());
-            let ty = iceberg(value, last);
+            let key = ids.of(&format!("{path}.key"));
+            let path = format!("{path}.value");
+            let id = ids.of(&path);
+            let ty = iceberg(value, &path, ids);
             Type::Map(MapType::new(
                 NestedField::map_key_element(key, Type::Primitive(PrimitiveType::String)).into(),
                 NestedField::map_value_element(id, ty, !value.nullable).into(),
@@ -79,16 +105,12 @@ fn iceberg(column: &Column, last: &mut i32) -> Type {
     }
 }
 
-fn numbered(columns: &[Column], last: &mut i32) -> Vec<Arc<NestedField>> {
-    let ids: Vec<i32> = columns
-        .iter()
-        .map(|_| {
-            *last += 1;
-            *last
-        })
-        .collect();
+fn numbered(columns: &[Column], above: &str, ids: &mut FieldIds) -> Vec<Arc<NestedField>> {
+    // Dots cannot stand for themselves: a name may have some.
+    let path = |c: &Column| format!("{above}.{}", c.name.replace('.', ".."));
+    let own: Vec<i32> = columns.iter().map(|c| ids.of(&path(c))).collect();
     let field = |(c, id): (&Column, i32)| {
-        Arc::new(NestedField::new(id, &c.name, iceberg(c, last), !c.nullable))
+        Arc::new(NestedField::new(id, &c.name, iceberg(c, &path(c), ids), !c.nullable))
     };
-    columns.iter().zip(ids).map(field).collect()
+    columns.iter().zip(own).map(field).collect()
 }

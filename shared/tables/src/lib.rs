@@ -31,6 +31,7 @@ mod directory;
 mod error;
 mod files;
 mod head;
+mod ingest;
 pub mod limits;
 mod log_statistics;
 mod logs;
@@ -54,6 +55,7 @@ pub use crate::{
     compact::Compacted,
     directory::directory_name,
     error::{Error, UnfitRecord},
+    ingest::{IngestError, Ingested, ingest, ingest_file},
     logs::{Log, Logs},
     scan::Scan,
     seal::{Report, Sealed},

@@ -88,5 +88,11 @@ pub(crate) const TINY_BYTES: u64 = 64 * 1024;
 /// Tables of deleted streams that one look lists.
 pub(crate) const BURIED: usize = 100;
 
+/// Rows of one commit of a load.
+pub(crate) const INGEST_ROWS: usize = 8192;
+
+/// Attempts of a load to commit rows that have certainly not landed.
+pub(crate) const INGEST_ATTEMPTS: u32 = 6;
+
 /// Versions of a declared stream's metadata that are kept.
 pub(crate) const STREAM_VERSIONS: u64 = 10;

@@ -90,22 +90,27 @@ pub(crate) struct Target {
     /// The directory, below that of all tables.
     pub(crate) directory: String,
     pub(crate) log: Option<Log>,
+    /// The schemas of the generations before, in order.
+    pub(crate) earlier: Vec<Arc<Schema>>,
 }
 
 impl Target {
     /// The table of a stream that has not declared a schema.
     pub(crate) fn plain(id: Uuid, stream: &str) -> Self {
         let directory = directory_name(stream);
-        Self { id, stream: stream.to_owned(), directory, log: None }
+        Self { id, stream: stream.to_owned(), directory, log: None, earlier: Vec::new() }
     }
 
     /// The table of a generation, by its number from 0.
-    pub(crate) fn of_log(stream_id: &Uuid, stream: &str, number: usize, log: &Log) -> Self {
+    pub(crate) fn of_log(stream_id: &Uuid, stream: &str, number: usize, logs: &[Log]) -> Self {
+        let log = logs.get(number);
+        let name = log.map_or(stream, |log| &log.name);
         Self {
             id: generation_id(stream_id, number),
             stream: stream.to_owned(),
-            directory: format!("{}/{}", directory_name(stream), directory_name(&log.name)),
-            log: Some(log.clone()),
+            directory: format!("{}/{}", directory_name(stream), directory_name(name)),
+            log: log.cloned(),
+            earlier: logs.iter().take(number).map(|log| log.schema.clone()).collect(),
         }
     }
 
@@ -140,8 +145,8 @@ impl Tables {
         let Some(logs) = self.inner.source.logs(stream).await? else {
             return Ok((vec![Target::plain(*id, stream)], None));
         };
-        let numbered = logs.logs.iter().enumerate();
-        let targets = numbered.map(|(n, log)| Target::of_log(id, stream, n, log)).collect();
+        let numbers = 0..logs.logs.len();
+        let targets = numbers.map(|n| Target::of_log(id, stream, n, &logs.logs)).collect();
         Ok((targets, Some(logs)))
     }
 

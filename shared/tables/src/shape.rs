@@ -60,8 +60,8 @@ pub(crate) struct Rows {
 }
 
 impl Shape {
-    /// The table's schema. A table gives the fields ids of its own when it is made.
-    pub(crate) fn iceberg(&self) -> Result<iceberg::spec::Schema, Error> {
+    /// The table's schema. `earlier` are the schemas of the generations before, whose fields keep their ids.
+    pub(crate) fn iceberg(&self, earlier: &[Arc<Schema>]) -> Result<iceberg::spec::Schema, Error> {
         let fields = match self {
             Shape::Envelope => ENVELOPE
                 .iter()
@@ -71,13 +71,8 @@ impl Shape {
                 })
                 .collect(),
             Shape::Declared(schema) => {
-                let long = || Type::Primitive(PrimitiveType::Long);
-                let mut last = 1;
-                let mut fields =
-                    vec![Arc::new(NestedField::required(1, "litelink_offset", long()))];
-                fields.extend(columns::iceberg_fields(schema, &mut last));
-                fields.push(Arc::new(NestedField::required(last + 1, "streamcast_ts", long())));
-                fields
+                let all: Vec<_> = earlier.iter().chain([schema]).cloned().collect();
+                columns::table_fields(&all)
             }
         };
         Ok(iceberg::spec::Schema::builder().with_fields(fields).build()?)

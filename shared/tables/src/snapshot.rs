@@ -102,7 +102,7 @@ impl Base {
         uuid: &Uuid,
         target: &Target,
     ) -> Result<Self, Error> {
-        let schema = shape.iceberg()?;
+        let schema = shape.iceberg(&target.earlier)?;
         let order = shape.sort_order(&schema, target.sort_by())?;
         let mut properties = HashMap::from([
             (STREAM.to_owned(), target.stream.clone()),
@@ -116,17 +116,19 @@ impl Base {
         if let Shape::Declared(schema) = shape {
             properties.insert("tidewheel.schema".to_owned(), schema.to_text());
         }
+        let spec = UnboundPartitionSpec::builder().build();
+        let location = files.directory.uri().to_owned();
         let builder = TableMetadataBuilder::new(
-            schema,
-            UnboundPartitionSpec::builder().build(),
+            schema.clone(),
+            spec,
             order,
-            files.directory.uri().to_owned(),
+            location,
             FormatVersion::V2,
             properties,
         )?
         .assign_uuid(uuid::Uuid::from_bytes(*uuid.as_bytes()));
-        // Built only to learn the ids that the fields have got.
-        let draft = builder.clone().build()?.metadata;
+        let draft = with_own_ids(&builder.build()?.metadata, &schema)?;
+        let builder = draft.clone().into_builder(None);
         Ok(Self {
             builder,
             metadata: None,
@@ -260,6 +262,30 @@ impl Base {
             }
         }
     }
+}
+
+/// Metadata whose fields have the ids of `schema`: the builder of a new table counts them anew.
+fn with_own_ids(
+    draft: &TableMetadata,
+    schema: &iceberg::spec::Schema,
+) -> Result<TableMetadata, Error> {
+    let format = |e: serde_json::Error| Error::Format(e.to_string());
+    let mut text = serde_json::to_value(draft).map_err(format)?;
+    let counted = draft.current_schema();
+    for order in text["sort-orders"].as_array_mut().into_iter().flatten() {
+        for field in order["fields"].as_array_mut().into_iter().flatten() {
+            let source = field["source-id"].as_i64().and_then(|id| i32::try_from(id).ok());
+            let name = source.and_then(|id| counted.name_by_field_id(id));
+            if let Some(id) = name.and_then(|name| schema.field_id_by_name(name)) {
+                field["source-id"] = id.into();
+            }
+        }
+    }
+    text["schemas"] = serde_json::json!([schema]);
+    text["last-column-id"] = schema.highest_field_id().into();
+    // It has never been written; the first version has the time of its snapshot.
+    text["last-updated-ms"] = 0.into();
+    serde_json::from_value(text).map_err(format)
 }
 
 /// The snapshots that metadata need not remember any longer once it has so many more.

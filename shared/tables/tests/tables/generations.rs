@@ -242,3 +242,22 @@ async fn a_stream_with_times_of_its_own_is_sealed_then() {
     tokio::time::sleep(std::time::Duration::from_secs(2)).await;
     assert_eq!(tables.seal_due().await.sealed.len(), 1);
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_column_keeps_its_id_in_every_generation() {
+    let world = migrated();
+    world.tables().seal("s").await.unwrap();
+    let ids = async |log: &str| {
+        let hint = world.hint(&format!("s/{log}")).await.unwrap();
+        let body = world.file(&format!("s/{log}/metadata/{hint}.metadata.json")).await.unwrap();
+        let metadata: Value = serde_json::from_slice(&body).unwrap();
+        let fields = metadata["schemas"][0]["fields"].as_array().unwrap().clone();
+        let of = |f: &Value| (f["name"].as_str().unwrap().to_owned(), f["id"].as_i64().unwrap());
+        let order = metadata["sort-orders"][0]["fields"][0]["source-id"].as_i64().unwrap();
+        (fields.iter().map(of).collect::<BTreeMap<_, _>>(), order)
+    };
+    let ((one, order), (two, same)) = (ids("s").await, ids("s-v2").await);
+    assert_eq!(one["n"], two["n"]);
+    assert!(!one.values().any(|id| *id == two["s"]), "a new column has a new id");
+    assert_eq!((order, same), (one["litelink_offset"], two["litelink_offset"]));
+}

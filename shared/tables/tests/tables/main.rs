@@ -8,6 +8,7 @@ mod crash;
 mod engine;
 mod fake;
 mod generations;
+mod ingest;
 mod maintain;
 mod rows;
 mod seal;
