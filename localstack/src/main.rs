@@ -4,7 +4,7 @@ use std::{io::Write, process::ExitCode};
 
 use clap::Parser;
 use tidewheel_localstack::{
-    Stack, load, logging,
+    Stack, keys, load, logging,
     options::{Cli, Command, Ingest, Serve},
     stop_requested,
 };
@@ -13,7 +13,7 @@ fn main() -> ExitCode {
     let command = Cli::parse().command;
     let (log, log_format) = match &command {
         Command::Serve(options) => (options.log.clone(), options.log_format),
-        Command::Ingest(_) => ("warn".to_owned(), Serve::default().log_format),
+        Command::Ingest(_) | Command::Keys(_) => ("warn".to_owned(), Serve::default().log_format),
     };
     if let Err(error) = logging::init(&log, log_format) {
         eprintln!("error: {error}");
@@ -28,6 +28,7 @@ fn main() -> ExitCode {
     };
     match command {
         Command::Serve(options) => runtime.block_on(serve(&options)),
+        Command::Keys(options) => runtime.block_on(keys::run(&options)),
         Command::Ingest(options) => runtime.block_on(ingest(&options)),
     }
 }

@@ -19,9 +19,104 @@ pub struct Cli {
 pub enum Command {
     /// Run the whole stack: HTTP API, WebSockets, scheduled sealing and retention
     #[command(after_help = AFTER_HELP)]
-    Serve(Serve),
+    Serve(Box<Serve>),
     /// Load a Parquet or Arrow file into a declared stream, while no server runs on the data folder
     Ingest(Ingest),
+    /// Make, list, rotate, disable and delete API keys, of a server that runs or of one that does not
+    #[command(after_help = KEYS_HELP)]
+    Keys(Keys),
+}
+
+const KEYS_HELP: &str = "\
+A grant is <action>:<pattern>. Actions are read, publish, consume, control and admin, which contains the others; a pattern is
+the name of a stream, or the beginning of names and a `*`. Examples: publish:orders, read:sensor.*, admin:*
+
+The first key should be granted admin:*, because from then on the server asks everybody for one.";
+
+/// Options of `keys`.
+#[derive(Args, Clone, Debug)]
+pub struct Keys {
+    /// What to do with them
+    #[command(subcommand)]
+    pub command: KeysCommand,
+
+    /// The folder of the server whose keys these are
+    #[arg(long, env = "TIDEWHEEL_DATA", default_value = "data", value_name = "DIR", global = true)]
+    pub data: PathBuf,
+
+    /// Where the server stores everything
+    #[arg(
+        long,
+        env = "TIDEWHEEL_STORE",
+        default_value = "embedded",
+        value_name = "STORE",
+        global = true
+    )]
+    pub store: StoreKind,
+
+    /// The deployed store's table
+    #[arg(long, env = "TIDEWHEEL_TABLE", value_name = "NAME", global = true)]
+    pub table: Option<String>,
+
+    /// The deployed store's bucket
+    #[arg(long, env = "TIDEWHEEL_BUCKET", value_name = "NAME", global = true)]
+    pub bucket: Option<String>,
+}
+
+/// What to do with keys.
+#[derive(Clone, Debug, Subcommand)]
+pub enum KeysCommand {
+    /// Make a key and show it, once: alone on the first line
+    Create(NewKey),
+    /// Show all keys, without what proves them
+    List,
+    /// Give a key another secret and show it, once
+    Rotate {
+        /// The key's id
+        id: String,
+        /// Seconds for which the secret before still counts
+        #[arg(long, default_value_t = 0, value_name = "SECONDS")]
+        overlap: u32,
+    },
+    /// Let a key count no longer, until it is enabled again
+    Disable {
+        /// The key's id
+        id: String,
+    },
+    /// Let a key that was disabled count again
+    Enable {
+        /// The key's id
+        id: String,
+    },
+    /// Delete a key
+    Delete {
+        /// The key's id
+        id: String,
+    },
+}
+
+/// A key to be made.
+#[derive(Args, Clone, Debug)]
+pub struct NewKey {
+    /// A name for people
+    #[arg(long, default_value = "", value_name = "NAME")]
+    pub name: String,
+
+    /// What it may do, as `<action>:<pattern>`; repeat it for more
+    #[arg(long, required = true, value_name = "GRANT")]
+    pub grant: Vec<String>,
+
+    /// Days after which it counts no longer; never if not given
+    #[arg(long, value_name = "DAYS", value_parser = clap::value_parser!(u32).range(1..=3650))]
+    pub expires_days: Option<u32>,
+
+    /// Requests that each process lets through a second
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub requests_per_second: Option<u32>,
+
+    /// Bytes of request bodies that each process lets through a second
+    #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u64).range(1..))]
+    pub bytes_per_second: Option<u64>,
 }
 
 const AFTER_HELP: &str = "\
@@ -63,9 +158,10 @@ pub struct Serve {
     )]
     pub listen: String,
 
-    /// Listen on an address that other machines can reach, although nobody is asked who they are
+    /// Listen on an address that other machines can reach, although there is no key, so that nobody is asked who they are
     ///
-    /// Without this, only loopback addresses are accepted, and only requests that name one as their host.
+    /// Without this, such an address needs an API key (`tidewheel keys create`), and a loopback address takes only requests
+    /// that name one as their host.
     #[arg(long, env = "TIDEWHEEL_INSECURE_LISTEN")]
     pub insecure_listen: bool,
 

@@ -46,7 +46,7 @@ pub(crate) struct Place {
     /// True if other processes use the store as well.
     pub(crate) shared: bool,
     /// Locked as long as the place is open.
-    _folder: Option<Data>,
+    locked: Option<Data>,
 }
 
 impl Place {
@@ -56,12 +56,12 @@ impl Place {
     /// See [`StartError`].
     pub(crate) async fn open(options: &Serve) -> Result<Self, StartError> {
         match options.store {
-            StoreKind::Embedded => Self::folder(options).await,
+            StoreKind::Embedded => Self::local(options).await,
             StoreKind::Dynamodb => Self::deployed(options).await,
         }
     }
 
-    async fn folder(options: &Serve) -> Result<Self, StartError> {
+    async fn local(options: &Serve) -> Result<Self, StartError> {
         let data = open_data(&options.data).await?;
         let store: Arc<dyn Store> = Arc::new(open_store(&data.store).await?);
         let keys = KeyFile::open(&data.folder, options.encryption_key_file.as_deref())?;
@@ -83,7 +83,7 @@ impl Place {
             data: data.folder.display().to_string(),
             tables: data.tables.display().to_string(),
             shared: false,
-            _folder: Some(data),
+            locked: Some(data),
         })
     }
 
@@ -126,8 +126,13 @@ impl Place {
             tables: format!("{uri}/tables"),
             uri,
             shared: true,
-            _folder: None,
+            locked: None,
         })
+    }
+
+    /// The data folder, if it is one.
+    pub(crate) fn folder(&self) -> Option<&Path> {
+        self.locked.as_ref().map(|data| data.folder.as_path())
     }
 
     /// Compares the keys with those that the store needs.

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use futures_util::StreamExt;
+use tidewheel_api::Api;
 use tidewheel_engine::Engine;
 use tidewheel_tables::{
     Report, Tables,
@@ -82,6 +83,14 @@ async fn each_stream(maintenance: Maintenance, work: impl Fn(String) -> Work) ->
             return failed.map_or(Ok(()), Err);
         }
     }
+}
+
+/// Between two looks for operations that were accepted and are not finished. Whoever asks for one finishes it at once.
+pub(crate) const CONTROL_EVERY: Duration = Duration::from_secs(30);
+
+/// Carries out what was accepted and is not finished.
+pub(crate) async fn control(api: Api) -> Result<(), tidewheel_engine::Error> {
+    api.finish_operations().await.map(drop)
 }
 
 /// Looks how far the partitions reach that somebody follows here, for what was pushed elsewhere.

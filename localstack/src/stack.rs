@@ -1,6 +1,13 @@
 //! The stack: its parts put together, started, and taken apart in order.
 
-use std::{convert::Infallible, io, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    convert::Infallible,
+    io,
+    net::{Ipv4Addr, Ipv6Addr, SocketAddr},
+    path::PathBuf,
+    sync::Arc,
+    time::Duration,
+};
 
 use axum::{
     Json, Router,
@@ -12,7 +19,7 @@ use axum::{
     serve::ListenerExt,
 };
 use serde_json::json;
-use tidewheel_api::Api;
+use tidewheel_api::{Api, OperatorKey};
 use tidewheel_engine::Engine;
 use tidewheel_gateway::Gateway;
 use tidewheel_store::{Env, embedded};
@@ -28,7 +35,8 @@ use crate::{
     catalogue::Published,
     guard::Guard,
     landing::landing,
-    options::Serve,
+    operator::OperatorFile,
+    options::{Serve, StoreKind},
     place::Place,
     rounds, schedule,
     socket::{Sockets, is_upgrade},
@@ -73,6 +81,9 @@ pub enum StartError {
     /// The deployed store cannot be opened.
     #[error(transparent)]
     Open(#[from] tidewheel_cloud::OpenError),
+    /// The store cannot be read.
+    #[error(transparent)]
+    Engine(#[from] tidewheel_engine::Error),
     /// The deployed store is not there, or not for us.
     #[error(transparent)]
     Unusable(#[from] tidewheel_cloud::Unusable),
@@ -81,7 +92,8 @@ pub enum StartError {
     Objects(#[from] tidewheel_cloud::ObjectsError),
     /// The address is one that other machines can reach.
     #[error(
-        "{0} can be reached by other machines, and nobody is asked who they are: listen on 127.0.0.1, \
+        "{0} can be reached by other machines, and there is no API key, so that nobody would be asked who they are: \
+         make one with `tidewheel keys create --grant 'admin:*'` (and the same --data or --store), listen on 127.0.0.1, \
          or add --insecure-listen if everybody who reaches it may read and write everything"
     )]
     Exposed(SocketAddr),
@@ -121,6 +133,7 @@ pub struct Stack {
     /// False if others publish the tables.
     seals: bool,
     place: Place,
+    _operator: Option<OperatorFile>,
 }
 
 impl Stack {
@@ -129,13 +142,19 @@ impl Stack {
     /// # Errors
     /// See [`StartError`]. Nothing is left running or locked.
     pub async fn start(options: &Serve) -> Result<Self, StartError> {
-        let listener = listen(&options.listen, options.insecure_listen).await?;
+        let (listener, exposed) = listen(options).await?;
         let listen_error = |source| StartError::Listen { address: options.listen.clone(), source };
         let address = listener.local_addr().map_err(listen_error)?;
         let place = Place::open(options).await?;
         let env = Env::system();
         let engine = Engine::new(Arc::clone(&place.store), env, place.settings.clone());
         place.check_keys(&engine).await?;
+        if let Some(exposed) = exposed
+            && !options.insecure_listen
+            && !engine.has_credentials().await?
+        {
+            return Err(StartError::Exposed(exposed));
+        }
         let settings = tidewheel_gateway::Settings {
             max_replay: options.max_replay,
             max_backlog: options.max_backlog,
@@ -145,7 +164,18 @@ impl Stack {
         let settings = tidewheel_api::Settings {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             max_body_bytes: options.max_body_bytes,
+            // With its last key deleted, what others can reach is closed and not open.
+            open_without_keys: exposed.is_none() || options.insecure_listen,
+            operator: place.folder().map(|_| OperatorKey::new(&engine)),
             ..Default::default()
+        };
+        let operator = match (place.folder(), &settings.operator) {
+            (Some(folder), Some(key)) => {
+                let file =
+                    OperatorFile::write(folder, &format!("http://{}", reachable(address)), key);
+                Some(file.map_err(|source| StartError::Data { folder: folder.to_owned(), source })?)
+            }
+            _ => None,
         };
         let api = Api::new(engine.clone(), settings);
 
@@ -154,9 +184,10 @@ impl Stack {
         let front = Front {
             guard: Guard::new(address.ip().to_canonical().is_loopback(), &options.allow_origin),
             sockets: Sockets::new(gateway.clone(), closed.clone(), open),
+            api: api.clone(),
         };
-        let router = tidewheel_api::router(api.clone())
-            .route("/", get(landing))
+        let router = tidewheel_api::router(api.clone()).route("/", get(landing));
+        let router = tidewheel_api::guarded(&api, router)
             .layer(middleware::from_fn_with_state(front, front_door));
         let server = tokio::spawn(serve(listener, router, closed.clone()));
 
@@ -201,7 +232,12 @@ impl Stack {
         let timers = schedule::every("timers", timers_every, closed.clone(), move || {
             rounds::fire(timed.clone())
         });
-        let mut tasks = vec![seal, flush, compact, clean, maintain, timers];
+        let accepted = api.clone();
+        let control =
+            schedule::every("control", rounds::CONTROL_EVERY, closed.clone(), move || {
+                rounds::control(accepted.clone())
+            });
+        let mut tasks = vec![control, seal, flush, compact, clean, maintain, timers];
         if place.shared {
             let followed = engine.clone();
             tasks.push(schedule::every("follow", options.follow_every, closed, move || {
@@ -221,6 +257,7 @@ impl Stack {
             drain: options.drain_seconds,
             seals: !(place.shared && options.seal_every.is_zero()),
             place,
+            _operator: operator,
         })
     }
 
@@ -311,6 +348,7 @@ impl Stack {
 struct Front {
     guard: Guard,
     sockets: Sockets,
+    api: Api,
 }
 
 async fn front_door(State(front): State<Front>, request: Request, next: Next) -> Response {
@@ -318,6 +356,10 @@ async fn front_door(State(front): State<Front>, request: Request, next: Next) ->
         return (StatusCode::FORBIDDEN, Json(json!({"error": why}))).into_response();
     }
     if is_upgrade(&request) {
+        let (headers, uri) = (request.headers(), request.uri());
+        if let Err(refused) = front.api.admit_socket(headers, uri.path(), uri.query()).await {
+            return *refused;
+        }
         front.sockets.upgrade(request).await
     } else {
         next.run(request).await
@@ -342,12 +384,30 @@ async fn serve(
         .await
 }
 
-async fn listen(address: &str, insecure: bool) -> Result<TcpListener, StartError> {
-    let failed = |source| StartError::Listen { address: address.to_owned(), source };
-    let addresses: Vec<SocketAddr> = lookup_host(address).await.map_err(failed)?.collect();
-    let exposed = addresses.iter().find(|a| !a.ip().to_canonical().is_loopback());
-    if let (false, Some(exposed)) = (insecure, exposed) {
-        return Err(StartError::Exposed(*exposed));
+/// Listens; answers the address that other machines can reach, if there is one.
+async fn listen(options: &Serve) -> Result<(TcpListener, Option<SocketAddr>), StartError> {
+    let failed = |source| StartError::Listen { address: options.listen.clone(), source };
+    let addresses: Vec<SocketAddr> = lookup_host(&options.listen).await.map_err(failed)?.collect();
+    let exposed = addresses.iter().find(|a| !a.ip().to_canonical().is_loopback()).copied();
+    if let Some(exposed) = exposed
+        && !options.insecure_listen
+        && options.store == StoreKind::Embedded
+        && !options.data.exists()
+    {
+        // There is no key where there is nothing, and a start that is refused makes nothing.
+        return Err(StartError::Exposed(exposed));
     }
-    TcpListener::bind(addresses.as_slice()).await.map_err(failed)
+    let listener = TcpListener::bind(addresses.as_slice()).await.map_err(failed)?;
+    Ok((listener, exposed))
+}
+
+/// The address by which this machine reaches what it listens on.
+fn reachable(mut address: SocketAddr) -> SocketAddr {
+    if address.ip().is_unspecified() {
+        address.set_ip(match address {
+            SocketAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
+            SocketAddr::V6(_) => Ipv6Addr::LOCALHOST.into(),
+        });
+    }
+    address
 }

@@ -9,6 +9,9 @@ use serde::{Deserialize, Serialize};
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Event {
     pub(crate) request_context: Context,
+    /// Of a request to connect, as the client wrote them.
+    #[serde(default)]
+    headers: Option<BTreeMap<String, String>>,
     /// Decoded, the last of each name.
     #[serde(default)]
     query_string_parameters: Option<BTreeMap<String, String>>,
@@ -34,6 +37,16 @@ pub(crate) struct Context {
 }
 
 impl Event {
+    /// The API key that a request to connect presents.
+    pub(crate) fn presented(&self) -> Option<String> {
+        let headers = self.headers.as_ref()?;
+        let find = |name: &str| {
+            let mut all = headers.iter();
+            all.find(|(n, _)| n.eq_ignore_ascii_case(name)).map(|(_, value)| value.as_str())
+        };
+        tidewheel_engine::presented(find).map(|key| key.into_owned())
+    }
+
     /// The query: of a repeated name the last counts. A signature is the gateway's own, and not the client's to us.
     pub(crate) fn query(&self) -> Vec<(String, String)> {
         let mut query: Vec<(String, String)> =

@@ -37,6 +37,7 @@ impl Function {
         let request = Connect {
             connection: context.connection_id.clone(),
             endpoint: context.endpoint().filter(|_| !self.endpoint_is_known),
+            presented: event.presented(),
             query: event.query(),
         };
         match tokio::time::timeout(within, self.live.connect(request)).await {
@@ -86,7 +87,7 @@ mod tests {
     use async_trait::async_trait;
     use bytes::Bytes;
     use serde_json::{Value, json};
-    use tidewheel_engine::{Engine, PushItem, Settings};
+    use tidewheel_engine::{Engine, NewCredential, PushItem, Settings};
     use tidewheel_gateway::live::{Address, Invoke, NotInvoked, Post, Posted, Work};
     use tidewheel_store::{Consistency, Env, Item, Key, Memory, Store, faulty};
 
@@ -203,6 +204,38 @@ mod tests {
         assert_eq!(f.answer("$connect", query).await["statusCode"], 416);
         assert_eq!(f.row().await, None);
         assert!(f.asked().is_empty());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn once_there_are_keys_a_connection_needs_one_and_its_grants() {
+        let f = fixture(true).await;
+        let env = Env::simulated(4, 1_767_225_600_000_000, 0);
+        let engine = Engine::new(Arc::new(f.store.clone()), env, Settings::default());
+        let grants = ["read:s", "publish:t"].map(|grant| grant.parse().unwrap());
+        let new = NewCredential { grants: grants.into(), ..NewCredential::default() };
+        let (_, key) = engine.create_credential(new).await.unwrap();
+        let bearer = format!("Bearer {}", key.reveal());
+        let with = |more: Value| {
+            let mut event = json!({"headers": {"Authorization": bearer}});
+            event.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            event
+        };
+        let to = |stream: &str| json!({"queryStringParameters": {"stream": stream}});
+        assert_eq!(f.answer("$connect", to("s")).await["statusCode"], 401);
+        assert_eq!(f.answer("$connect", to("none")).await["statusCode"], 401);
+        assert_eq!(f.answer("$connect", with(to("none"))).await["statusCode"], 403);
+        assert_eq!(f.answer("$connect", with(json!({}))).await["statusCode"], 200);
+        let say = async |body: Value| {
+            let answer = f.answer("$default", json!({"body": body.to_string()})).await;
+            answer["body"].as_str().unwrap_or("").to_owned()
+        };
+        let publish =
+            |stream: &str| json!({"id": 1, "op": "publish", "stream": stream, "rows": [{}]});
+        assert!(say(publish("s")).await.contains("forbidden"));
+        assert!(say(publish("t")).await.contains("published"));
+        let subscribe = |stream: &str| json!({"id": 2, "op": "subscribe", "stream": stream});
+        assert!(say(subscribe("t")).await.contains("forbidden"));
+        assert_eq!(say(subscribe("s")).await, "", "its first frame answers");
     }
 
     #[tokio::test(start_paused = true)]

@@ -16,7 +16,7 @@ use futures_util::{StreamExt, future::select};
 use serde::{Deserialize, Deserializer, de};
 use serde_json::{error::Category, value::RawValue};
 
-use crate::{Api, error::Failure};
+use crate::{Api, auth::Caller, error::Failure};
 
 /// Levels of arrays and objects in a payload. Whoever reads it with a common JSON parser must not meet the parser's
 /// own limit: the lowest in use allows 127 levels, and an answer puts three around the payload.
@@ -35,6 +35,7 @@ const RESERVE_BYTES: usize = 1024 * 1024;
 /// The body of a request, within the limit. What it holds of the memory for all bodies ends with it.
 pub(crate) struct Body {
     bytes: Bytes,
+    caller: Caller,
     _held: Held,
 }
 
@@ -76,6 +77,8 @@ impl FromRequest<Api> for Body {
             .get(header::CONTENT_LENGTH)
             .and_then(|v| v.to_str().ok()?.parse::<usize>().ok());
         let waits = headers.contains_key(header::EXPECT);
+        let caller = request.extensions().get::<Caller>().cloned();
+        let caller = caller.unwrap_or_else(Caller::nobody);
         let mut chunks = request.into_body().into_data_stream();
         if declared.is_some_and(|bytes| bytes > limit) {
             let refusal = Failure::too_large(limit);
@@ -96,13 +99,13 @@ impl FromRequest<Api> for Body {
             held.more(chunk.len())?;
             if body.is_empty() {
                 if declared == Some(chunk.len()) {
-                    return Ok(Self { bytes: chunk, _held: held });
+                    return Ok(Self { bytes: chunk, caller, _held: held });
                 }
                 body.reserve(declared.unwrap_or(0).min(RESERVE_BYTES));
             }
             body.extend_from_slice(&chunk);
         }
-        Ok(Self { bytes: body.freeze(), _held: held })
+        Ok(Self { bytes: body.freeze(), caller, _held: held })
     }
 }
 
@@ -123,6 +126,11 @@ async fn rest(mut chunks: BodyDataStream, api: Api) {
 }
 
 impl Body {
+    /// Who sent it: to be asked about every stream that it names.
+    pub(crate) fn caller(&self) -> &Caller {
+        &self.caller
+    }
+
     /// Parses the body as JSON.
     pub(crate) fn parse<'a, T: Deserialize<'a>>(&'a self) -> Result<T, Failure> {
         parse(&self.bytes)

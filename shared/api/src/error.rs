@@ -14,7 +14,10 @@ use axum::{
 use futures_util::{StreamExt, stream};
 use tidewheel_engine::{Error, KeyError};
 
-use crate::json::{APPLICATION_JSON, Json};
+use crate::{
+    auth::AboutStream,
+    json::{APPLICATION_JSON, Json},
+};
 
 /// Bytes of an error's text. The middle of a longer one is left out.
 pub(crate) const TEXT_BYTES: usize = 600;
@@ -27,13 +30,15 @@ pub(crate) struct Failure {
     status: StatusCode,
     code: Option<&'static str>,
     text: String,
+    /// The stream that a refusal is about.
+    stream: Option<String>,
     /// Goes on while the answer is on its way, and ends it.
     meanwhile: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
 }
 
 impl Failure {
     fn new(status: StatusCode, code: Option<&'static str>, text: impl Into<String>) -> Self {
-        Self { status, code, text: text.into(), meanwhile: None }
+        Self { status, code, text: text.into(), stream: None, meanwhile: None }
     }
 
     /// 400: the request is malformed or its parts do not fit.
@@ -44,6 +49,16 @@ impl Failure {
     /// 400, with a word for programs.
     pub(crate) fn coded(code: &'static str, text: impl Into<String>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, Some(code), text)
+    }
+
+    /// A request that is not let through.
+    pub(crate) fn refused(
+        status: StatusCode,
+        code: &'static str,
+        text: String,
+        stream: Option<String>,
+    ) -> Self {
+        Self { stream, ..Self::new(status, Some(code), text) }
     }
 
     /// 404: no such object.
@@ -152,6 +167,9 @@ impl IntoResponse for Failure {
         };
         if self.status == StatusCode::SERVICE_UNAVAILABLE {
             response.headers_mut().insert(header::RETRY_AFTER, RETRY_AFTER_SECONDS);
+        }
+        if let Some(stream) = self.stream {
+            response.extensions_mut().insert(AboutStream(stream));
         }
         response
     }

@@ -6,6 +6,8 @@
 //!
 //! - `/api/v1`: produce and consume, as Queen's SDKs do;
 //! - `/streams/v1`: queries, their state, and the cycle;
+//! - `/control/v1`: streams are declared, served, migrated and retired;
+//! - `/keys`: who may do what, which every route asks (`auth`);
 //! - `/health`, `/metrics` (JSON) and `/metrics/prometheus` (text);
 //! - `/iceberg/v1`: the published tables as a read-only Iceberg REST catalogue;
 //! - `/openapi.json`, the description of all of these, and `/docs`, a page to read and try it.
@@ -23,7 +25,9 @@
 //! # }
 //! ```
 
+mod auth;
 mod body;
+mod control;
 mod error;
 mod health;
 mod iceberg;
@@ -42,12 +46,17 @@ mod wait;
 use std::sync::{Arc, OnceLock, atomic::AtomicUsize};
 
 use axum::{Router, middleware};
-use tidewheel_engine::Engine;
+use tidewheel_engine::{Engine, Uuid};
 use tokio::sync::watch;
 use utoipa_axum::{router::OpenApiRouter, routes};
 
-use crate::{metrics::HttpMetrics, series::Series};
+use crate::{
+    auth::{Guard, Quotas, Rules},
+    metrics::HttpMetrics,
+    series::Series,
+};
 
+pub use auth::OperatorKey;
 pub use iceberg::{Catalogue, CataloguePage, CatalogueTable, NAMESPACE};
 pub use wait::WaitLimit;
 
@@ -69,6 +78,10 @@ pub struct Settings {
     pub max_in_flight_bytes: usize,
     /// Bytes of payloads in the answer to one fetch, where less than its own limits.
     pub max_fetch_bytes: usize,
+    /// While there is no API key at all, everybody may do everything. Without this, nobody may do anything then.
+    pub open_without_keys: bool,
+    /// What the operator of this machine presents.
+    pub operator: Option<OperatorKey>,
 }
 
 impl Default for Settings {
@@ -78,6 +91,8 @@ impl Default for Settings {
             max_body_bytes: MAX_BODY_BYTES,
             max_in_flight_bytes: MAX_IN_FLIGHT_BYTES,
             max_fetch_bytes: usize::MAX,
+            open_without_keys: true,
+            operator: None,
         }
     }
 }
@@ -97,12 +112,15 @@ struct Shared {
     started_us: i64,
     series: Series,
     catalogue: OnceLock<Arc<dyn Catalogue>>,
+    quotas: Quotas,
+    boot_id: String,
 }
 
 impl Api {
     /// An API over an engine.
     pub fn new(engine: Engine, settings: Settings) -> Self {
         let started_us = engine.env().now_us();
+        let boot_id = Uuid::random(engine.env()).simple();
         Self {
             shared: Arc::new(Shared {
                 engine,
@@ -113,6 +131,8 @@ impl Api {
                 started_us,
                 series: Series::new(started_us),
                 catalogue: OnceLock::new(),
+                quotas: Quotas::default(),
+                boot_id,
             }),
         }
     }
@@ -153,6 +173,15 @@ impl Api {
         &self.shared.series
     }
 
+    /// An id of this process.
+    pub(crate) fn boot_id(&self) -> &str {
+        &self.shared.boot_id
+    }
+
+    pub(crate) fn quotas(&self) -> &Quotas {
+        &self.shared.quotas
+    }
+
     /// Bytes of all bodies that are being served.
     pub(crate) fn body_bytes(&self) -> &AtomicUsize {
         &self.shared.body_bytes
@@ -182,14 +211,24 @@ impl Api {
 /// Routes merged into it afterwards are served without the request's span and metrics, which cover what is known here.
 pub fn router(api: Api) -> Router {
     let (routes, description) = described().split_for_parts();
+    let guard = Guard { api: api.clone(), rules: Arc::new(Rules::new(&description)) };
     let description = openapi::complete(description, &api.settings().version);
     routes
         .merge(openapi::routes(&description))
         .merge(iceberg::routes())
         .fallback(error::no_such_route)
         .method_not_allowed_fallback(error::method_not_allowed)
+        .layer(middleware::from_fn_with_state(guard, auth::guard))
         .layer(middleware::from_fn_with_state(api.clone(), observe::observe))
         .with_state(api)
+}
+
+/// Guards routes that stand beside the API's own as those are guarded. Which action each of them is stands in the same
+/// table; one that is not there asks for every grant.
+pub fn guarded(api: &Api, router: Router) -> Router {
+    let (_, description) = described().split_for_parts();
+    let guard = Guard { api: api.clone(), rules: Arc::new(Rules::new(&description)) };
+    router.layer(middleware::from_fn_with_state(guard, auth::guard))
 }
 
 /// The description of an API of this version, as `/openapi.json` serves it.
@@ -203,6 +242,8 @@ fn described() -> OpenApiRouter<Api> {
         .merge(queen::routes())
         .merge(streams::routes())
         .merge(status::routes())
+        .merge(auth::routes())
+        .merge(control::routes())
         .routes(routes!(health::health))
         .routes(routes!(metrics::json))
         .routes(routes!(metrics::prometheus))

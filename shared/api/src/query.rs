@@ -19,7 +19,7 @@ impl FromRequestParts<Api> for Parameters {
 }
 
 impl Parameters {
-    fn parse(query: &str) -> Result<Self, Failure> {
+    pub(crate) fn parse(query: &str) -> Result<Self, Failure> {
         query
             .split('&')
             .filter(|pair| !pair.is_empty())
@@ -34,6 +34,16 @@ impl Parameters {
     /// A parameter; an empty one is absent.
     pub(crate) fn text(&self, name: &str) -> Option<&str> {
         self.0.iter().find(|(n, _)| n == name).map(|(_, v)| v.as_str()).filter(|v| !v.is_empty())
+    }
+
+    /// A parameter as it was given, empty or not.
+    pub(crate) fn given(&self, name: &str) -> Option<&str> {
+        self.0.iter().find(|(n, _)| n == name).map(|(_, v)| v.as_str())
+    }
+
+    /// The first parameter that is none of these.
+    pub(crate) fn other_than(&self, names: &[&str]) -> Option<&str> {
+        self.0.iter().map(|(name, _)| name.as_str()).find(|name| !names.contains(name))
     }
 
     /// True if the parameter is `true` or `1`.

@@ -368,6 +368,18 @@ impl Engine {
         }
         Ok(extended)
     }
+
+    /// The streams that a lease was granted on; `None` if it is none that was.
+    pub async fn streams_of_lease(&self, lease_id: &str) -> Result<Option<Vec<String>>, Error> {
+        let Some(lease) = LeaseId::parse(lease_id) else { return Ok(None) };
+        let mut streams = Vec::with_capacity(lease.cursors.len());
+        for cursor in &lease.cursors {
+            let Some(cursor) = self.cursor(cursor).await? else { return Ok(None) };
+            let Some(partition) = self.partition(&cursor.partition).await? else { return Ok(None) };
+            streams.push(partition.stream);
+        }
+        Ok(Some(streams))
+    }
 }
 
 /// How far below the cursor an id is looked for.

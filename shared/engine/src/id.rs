@@ -181,6 +181,16 @@ impl std::fmt::Display for LeaseId {
     }
 }
 
+/// A digest of byte strings in order, hexadecimal: for what must be recognised and never be guessed at.
+pub fn digest_of(parts: &[&[u8]]) -> String {
+    let mut hash = Sha256::new();
+    for part in parts {
+        hash.update((part.len() as u64).to_be_bytes());
+        hash.update(part);
+    }
+    hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
 /// Bits of the offset that a message id carries.
 const OFFSET_BITS: u32 = 40;
 /// Bits of the partition that a message id carries.

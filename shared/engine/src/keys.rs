@@ -20,6 +20,8 @@
 //! | query | `q#<query id>` | `query` | `name` `hash` `source` `sink` `created_us` `version` | absent; version equals |
 //! | state head | `qs#<query id>#<shard>` | `<partition id>` | see [`crate::state`] | absent; seq equals |
 //! | master keys | `encryption` | `<master key id>` | `since_us`: something may be sealed under it | absent |
+//! | API key | `credentials` | `<key id>` | see [`crate::credential`] | absent; exists; token equals |
+//! | registry of managed streams, operations, receipts | `control`, `co#<operation>`, `control-pending`, `cr#<principal>` | see [`crate::registry`] | the same | absent; exists; token, pending, status equal; pending less than |
 //! | switches | `system` | `switches` | `push_paused` `pop_paused` | none |
 //! | trace | `tr#<partition id>#<digest of the transaction id>` | `<made_us, 16 hex>#<trace id>` | see [`crate::trace`] | absent |
 //! | trace by name | `tn#<name>` | `<made_us, 16 hex>#<trace id>` | `pid` `digest` | none |
@@ -164,6 +166,39 @@ pub(crate) const MASTER_KEYS: &str = "encryption";
 
 pub(crate) fn master_key(id: &str) -> Key {
     Key::new(MASTER_KEYS, id)
+}
+
+pub(crate) const CREDENTIALS: &str = "credentials";
+
+pub(crate) fn credential(id: &str) -> Key {
+    Key::new(CREDENTIALS, id)
+}
+
+pub(crate) const CONTROL: &str = "control";
+
+/// Begins the sort keys of managed streams.
+pub(crate) const MANAGED: &str = "stream#";
+
+pub(crate) const PENDING: &str = "control-pending";
+
+pub(crate) fn registry() -> Key {
+    Key::new(CONTROL, "registry")
+}
+
+pub(crate) fn managed(name: &str) -> Key {
+    Key::new(CONTROL, format!("{MANAGED}{name}"))
+}
+
+pub(crate) fn operation(id: &str) -> Key {
+    Key::new(format!("co#{id}"), "operation")
+}
+
+pub(crate) fn pending(operation: &str) -> Key {
+    Key::new(PENDING, operation)
+}
+
+pub(crate) fn receipt(principal: &str, key: &str) -> Key {
+    Key::new(format!("cr#{principal}"), key)
 }
 
 pub(crate) fn switches() -> Key {

@@ -33,6 +33,8 @@
 //! | declared streams | `declare`; `generations` for their schemas' changes and their end |
 //! | publishing rows | `publish`; `publisher` for marks, `relay` for streams without a log |
 //! | traces | `trace` |
+//! | streams that are managed: declarations, operations, receipts | `registry` |
+//! | who may do what | `credential`, `grant`; `audit` for what was done |
 //! | pausing pushes and pops | `switches` |
 //! | encryption at rest | `encryption` |
 //!
@@ -41,9 +43,11 @@
 
 mod ack;
 mod append;
+mod audit;
 mod bundle;
 mod changed;
 mod claim;
+mod credential;
 mod cursor;
 mod cycle;
 mod dead_letter;
@@ -52,6 +56,7 @@ mod encryption;
 mod error;
 mod fetch;
 mod generations;
+mod grant;
 mod group;
 mod head;
 mod id;
@@ -71,6 +76,7 @@ mod publisher;
 mod push;
 mod query;
 mod read;
+mod registry;
 mod relay;
 mod roll;
 mod segment;
@@ -90,12 +96,18 @@ use std::{sync::Arc, time::Duration};
 use tidewheel_store::{Env, Store};
 
 pub use crate::{
+    audit::{AUDIT, AuditEntry},
     changed::{Changed, ChangedEntry, ChangedPartition},
+    credential::{
+        ApiKey, Credential, FRESH_US as CREDENTIALS_FRESH_US, NewCredential, Proof, Quota,
+        presented,
+    },
     declare::{Declaration, Declared, Generation, Retirement},
     encryption::{DataKey, KeyError, KeyProvider, MasterKeys, SecretKey, WrappedKey},
     error::Error,
     fetch::{Fetch, FetchEntry, Fetched, TimeEntry, TimeFound},
-    id::{CursorId, GroupId, LeaseId, PartitionId, Uuid, message_id},
+    grant::{Action, Grant, RESERVED, Target},
+    id::{CursorId, GroupId, LeaseId, PartitionId, Uuid, digest_of, message_id},
     kv::{Expiry, KvAction, KvLost, KvOp, KvOutcome, KvPage, KvReason, KvRow},
     live::{Doorbell, NotRung},
     maintain::Hold,
@@ -103,6 +115,8 @@ pub use crate::{
     options::StreamOptions,
     publish::{Frame, Landed, PublishError},
     publisher::Claim,
+    query::query_id,
+    registry::{Acceptance, Intent, ManagedPage, ManagedStream, Operation, Prior, Receipt},
     relay::Relayed,
     survey::{StreamSurvey, Survey, SurveyFilter, Volume},
     switches::Switches,

@@ -222,6 +222,21 @@ pub const TIMER_DELAY_MS_MAX: i64 = 366 * 24 * 3600 * 1000;
 /// Timers in one page.
 pub const TIMER_PAGE: usize = 1000;
 
+/// API keys of one installation: every process remembers them all.
+pub const CREDENTIALS: usize = 1000;
+
+/// Bytes of an API key's name.
+pub const CREDENTIAL_NAME_BYTES: usize = 128;
+
+/// Grants of one API key.
+pub const CREDENTIAL_GRANTS: usize = 64;
+
+/// Bytes of all grants of one API key: its head stays small.
+pub const CREDENTIAL_GRANT_BYTES: usize = 3072;
+
+/// The longest that the secret before a rotation still counts, seconds.
+pub const CREDENTIAL_OVERLAP_SECONDS: i64 = 30 * 24 * 3600;
+
 const _: () = assert!(3 * TIMER_OPS <= store::TRANSACTION_ITEMS);
 const _: () = assert!(GROUPS + 4 <= store::TRANSACTION_ITEMS);
 const _: () = assert!(SEGMENT_BYTES + SEGMENT_BYTES / 4 < store::BLOB_BYTES);

@@ -34,6 +34,11 @@ fn encode(query: &Query, version: i64) -> Item {
     }
 }
 
+/// The id of the query of this name.
+pub fn query_id(name: &str) -> Uuid {
+    Uuid::derived(&[b"query", name.as_bytes()])
+}
+
 impl Engine {
     /// Registers a query, or finds it. A new name is fresh; the same hash keeps the state and takes the new source and
     /// sink; another hash is a mismatch, or with `reset` deletes the state and takes the new hash.
@@ -51,7 +56,7 @@ impl Engine {
         Error::check_name("the query's name", name)?;
         Error::check_name("the query's source", source)?;
         Error::check_name("the query's config_hash", config_hash)?;
-        let id = Uuid::derived(&[b"query", name.as_bytes()]);
+        let id = query_id(name);
         let wanted = Query {
             id,
             name: name.to_owned(),

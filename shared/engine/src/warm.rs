@@ -22,6 +22,7 @@ use tokio::sync::{Notify, watch};
 
 use crate::{
     Counters, CursorId, Engine, Error, PartitionId, Settings, Uuid,
+    credential::KnownCredentials,
     cursor::Cursor,
     encryption::{self, Keyring},
     group::GroupRecord,
@@ -58,6 +59,9 @@ pub(crate) struct Inner {
     segments: Cache<(PartitionId, String), Arc<Segment>, ByBytes>,
     pub(crate) keyring: Keyring,
     pub(crate) switches: KnownSwitches,
+    pub(crate) credentials: KnownCredentials,
+    /// Whether streams are there for sockets, and when that was read.
+    pub(crate) admitted: Cache<String, (bool, i64)>,
     /// Namespaces of keys that are known to be listed.
     pub(crate) kv_namespaces: Cache<String, ()>,
     pub(crate) kv_swept_us: AtomicI64,
@@ -151,6 +155,8 @@ impl Inner {
         Self {
             keyring: Keyring::new(settings.keys.clone()),
             switches: KnownSwitches::default(),
+            credentials: KnownCredentials::default(),
+            admitted: Cache::new(REMEMBERED),
             kv_namespaces: Cache::new(REMEMBERED),
             kv_swept_us: AtomicI64::new(i64::MIN),
             timers: KnownDue::default(),

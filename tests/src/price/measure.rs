@@ -322,6 +322,7 @@ async fn fan_out(sockets: usize) -> Bill {
         let request = Connect {
             connection: format!("c{n}"),
             endpoint: None,
+            presented: None,
             query: vec![("stream".to_owned(), "s".to_owned())],
         };
         live.connect(request).await.expect("connected");

@@ -4,8 +4,10 @@
 //! Each handler says what it takes and answers, in the types of the modules below. Those are descriptions only: what is
 //! read and written is read and written by hand, and a test compares the two against a running server.
 
+mod access;
 mod administer;
 mod consume;
+mod controlled;
 mod keys;
 mod operate;
 mod page;
@@ -24,11 +26,21 @@ use utoipa::{
     openapi::{
         Content, OpenApi, RefOr, Response, ResponseBuilder,
         path::{Operation, PathItem},
+        security::{
+            ApiKey, ApiKeyValue, HttpAuthScheme, HttpBuilder, SecurityRequirement, SecurityScheme,
+        },
     },
 };
 
-pub(crate) use self::{administer::*, consume::*, keys::*, operate::*, produce::*, streams::*};
-use crate::Api;
+pub(crate) use self::{
+    access::*, administer::*, consume::*, controlled::*, keys::*, operate::*, produce::*,
+    streams::*,
+};
+use crate::{
+    Api,
+    auth::{Place, rule_of},
+    control,
+};
 
 #[derive(utoipa::OpenApi)]
 #[openapi(
@@ -46,6 +58,8 @@ use crate::Api;
         (name = "keys", description = "Keys with values, alone or in a transaction"),
         (name = "timers", description = "Messages that are pushed later"),
         (name = "administer", description = "Groups, dead letters, queues and messages"),
+        (name = "control", description = "Declared streams: what is wanted of them and what is being done"),
+        (name = "access", description = "API keys: who may do what"),
         (name = "operate", description = "Health, numbers, traces and switches"),
     )
 )]
@@ -73,12 +87,20 @@ pub(crate) fn complete(mut description: OpenApi, version: &str) -> OpenApi {
     if let Some(mut more) = description.components.take() {
         components.schemas.append(&mut more.schemas);
     }
+    for (name, scheme) in schemes() {
+        components.add_security_scheme(name, scheme);
+    }
     components.schemas.insert(Problem::name().into_owned(), Problem::schema());
     for (path, item) in &mut front.paths.paths {
         let named = path.contains('{');
+        let problem = problem_of(path);
         for operation in operations(item) {
             plain_texts(operation);
-            common_refusals(operation, named);
+            asked_for(operation, problem);
+            common_refusals(operation, named, problem);
+            if path.starts_with(control::ROOT) && operation.request_body.is_some() {
+                refusals_of_a_change(operation);
+            }
         }
     }
     front
@@ -105,8 +127,36 @@ fn plain_texts(operation: &mut Operation) {
     operation.description = operation.description.take().map(|text| unlinked(&text));
 }
 
+/// Says what a key must be granted, and how it is refused.
+fn asked_for(operation: &mut Operation, problem: fn(&str) -> Response) {
+    let rule = operation.operation_id.as_deref().and_then(rule_of);
+    let Some(rule) = rule.filter(|rule| rule.place != Place::Nobody) else { return };
+    let action = rule.action.as_str();
+    let requirement = |scheme| SecurityRequirement::new(scheme, [action]);
+    operation.security = Some(["bearer", "basic", "apiKey"].map(requirement).into_iter().collect());
+    let responses = &mut operation.responses.responses;
+    for (status, what) in [
+        (StatusCode::UNAUTHORIZED, "There are keys, and none was presented that counts"),
+        (StatusCode::FORBIDDEN, "The key has no such grant"),
+        (StatusCode::TOO_MANY_REQUESTS, "The key is over its quota"),
+    ] {
+        responses.entry(status.as_str().to_owned()).or_insert_with(|| RefOr::T(problem(what)));
+    }
+}
+
+/// How a key is presented.
+fn schemes() -> [(&'static str, SecurityScheme); 3] {
+    let http = |scheme| SecurityScheme::Http(HttpBuilder::new().scheme(scheme).build());
+    let header = ApiKey::Header(ApiKeyValue::new("x-api-key"));
+    [
+        ("bearer", http(HttpAuthScheme::Bearer)),
+        ("basic", http(HttpAuthScheme::Basic)),
+        ("apiKey", SecurityScheme::ApiKey(header)),
+    ]
+}
+
 /// Every operation may refuse a malformed request, and may find the store busy or out of order.
-fn common_refusals(operation: &mut Operation, named: bool) {
+fn common_refusals(operation: &mut Operation, named: bool, problem: fn(&str) -> Response) {
     let mut add = |status: StatusCode, what: &str| {
         let responses = &mut operation.responses.responses;
         responses.entry(status.as_str().to_owned()).or_insert_with(|| RefOr::T(problem(what)));
@@ -123,6 +173,37 @@ fn common_refusals(operation: &mut Operation, named: bool) {
     if operation.request_body.is_some() {
         add(StatusCode::PAYLOAD_TOO_LARGE, "The body is over the limit");
     }
+}
+
+/// How the control plane refuses a change.
+fn refusals_of_a_change(operation: &mut Operation) {
+    for (status, what) in [
+        (
+            StatusCode::CONFLICT,
+            "The stream is in another state, or the key belongs to another change",
+        ),
+        (StatusCode::PRECONDITION_FAILED, "The precondition does not hold"),
+        (StatusCode::UNSUPPORTED_MEDIA_TYPE, "The body is not sent as JSON"),
+        (StatusCode::UNPROCESSABLE_ENTITY, "What is asked for cannot be kept"),
+        (StatusCode::PRECONDITION_REQUIRED, "A precondition or the key is missing"),
+    ] {
+        let responses = &mut operation.responses.responses;
+        let described = || RefOr::T(control_problem(what));
+        responses.entry(status.as_str().to_owned()).or_insert_with(described);
+    }
+}
+
+/// How the protocol of a path says what was wrong.
+fn problem_of(path: &str) -> fn(&str) -> Response {
+    if path.starts_with(control::ROOT) { control_problem } else { problem }
+}
+
+fn control_problem(what: &str) -> Response {
+    let schema = RefOr::Ref(utoipa::openapi::Ref::from_schema_name(ControlProblem::name()));
+    ResponseBuilder::new()
+        .description(what)
+        .content("application/json", Content::new(Some(schema)))
+        .build()
 }
 
 fn problem(what: &str) -> Response {

@@ -5,11 +5,12 @@
 
 use axum::{extract::State, http::StatusCode, response::Response};
 use serde::Deserialize;
-use tidewheel_engine::Acked;
+use tidewheel_engine::{Acked, Action};
 
 use super::acknowledgement;
 use crate::{
     Api,
+    auth::Caller,
     body::{Body, Object, Text, filled},
     error::{Failure, shortened},
     json::Json,
@@ -52,7 +53,7 @@ struct Batch<'a> {
 pub(crate) async fn single(State(api): State<Api>, body: Body) -> Result<Response, Failure> {
     let item: Item<'_> = body.parse()?;
     let group = item.consumer_group.clone();
-    acknowledge(&api, filled(&group), &[Object(item)]).await
+    acknowledge(&api, body.caller(), filled(&group), &[Object(item)]).await
 }
 
 /// `POST /api/v1/ack/batch`: what became of many.
@@ -63,14 +64,18 @@ pub(crate) async fn single(State(api): State<Api>, body: Body) -> Result<Respons
 )]
 pub(crate) async fn batch(State(api): State<Api>, body: Body) -> Result<Response, Failure> {
     let Batch { acknowledgments, consumer_group } = body.parse()?;
-    acknowledge(&api, filled(&consumer_group), &acknowledgments).await
+    acknowledge(&api, body.caller(), filled(&consumer_group), &acknowledgments).await
 }
 
 async fn acknowledge(
     api: &Api,
+    caller: &Caller,
     group: Option<&str>,
     items: &[Object<Item<'_>>],
 ) -> Result<Response, Failure> {
+    for item in items {
+        caller.check_partition(api, Action::Consume, &item.partition_id).await?;
+    }
     let acks = items
         .iter()
         .map(|item| {

@@ -2,7 +2,7 @@
 
 use axum::{extract::State, http::StatusCode, response::Response};
 use serde_json::{Map, Value};
-use tidewheel_engine::Configure;
+use tidewheel_engine::{Action, Configure};
 
 use crate::{Api, body::Body, error::Failure, json::Json, openapi};
 
@@ -14,6 +14,7 @@ use crate::{Api, body::Body, error::Failure, json::Json, openapi};
 )]
 pub(crate) async fn configure(State(api): State<Api>, body: Body) -> Result<Response, Failure> {
     let (queue, configure) = read(body.parse()?)?;
+    body.caller().check(Action::Control, &queue)?;
     let info = api.engine().configure(&queue, configure).await?;
     let options = serde_json::to_vec(&info.options)
         .map_err(|e| Failure::bad_request(format!("options: {e}")))?;

@@ -7,11 +7,14 @@ use std::borrow::Cow;
 use axum::{extract::State, http::StatusCode, response::Response};
 use serde::Deserialize;
 use serde_json::value::RawValue;
-use tidewheel_engine::{Expiry, KvAction, KvLost, KvOp, KvOutcome, KvReason, KvRow, limits};
+use tidewheel_engine::{
+    Action, Expiry, KvAction, KvLost, KvOp, KvOutcome, KvReason, KvRow, limits,
+};
 use utoipa_axum::{router::OpenApiRouter, routes};
 
 use crate::{
     Api,
+    auth::{Caller, keys_name},
     body::{Body, Object, Segments, Text, present},
     error::{Failure, shortened},
     json::Json,
@@ -215,6 +218,19 @@ pub(super) fn riders(
     operations.iter().map(read).collect()
 }
 
+/// Checks that operations are granted: reading what reads, publishing what writes.
+pub(super) fn granted(caller: &Caller, ops: &[KvOp]) -> Result<(), Failure> {
+    for op in ops {
+        let action = if writes(op) { Action::Publish } else { Action::Read };
+        caller.check(action, &keys_name(&op.namespace))?;
+    }
+    Ok(())
+}
+
+fn writes(op: &KvOp) -> bool {
+    !matches!(op.action, KvAction::Get { .. } | KvAction::GetMany { .. } | KvAction::Check { .. })
+}
+
 /// `POST /api/v1/kv`: operations on keys, in order and in one commit.
 #[utoipa::path(
     post, path = "/api/v1/kv", operation_id = "kv", tag = "keys",
@@ -240,12 +256,10 @@ async fn batch(State(api): State<Api>, body: Body) -> Result<Response, Failure> 
             }
         }
     }
-    let writes = |op: &KvOp| {
-        !matches!(
-            op.action,
-            KvAction::Get { .. } | KvAction::GetMany { .. } | KvAction::Check { .. }
-        )
-    };
+    granted(body.caller(), &ops)?;
+    for (namespace, ..) in &pages {
+        body.caller().check(Action::Read, &keys_name(namespace))?;
+    }
     if !pages.is_empty() && ops.iter().any(writes) {
         let text = "`getPrefix` reads what is stored: it stands in no call that also writes";
         return Err(refused("kv_bad_request", text.to_owned()));

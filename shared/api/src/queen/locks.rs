@@ -10,11 +10,12 @@
 use axum::{extract::State, http::StatusCode, response::Response};
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
-use tidewheel_engine::{Expiry, KvAction, KvOp, KvOutcome, KvRow, limits};
+use tidewheel_engine::{Action, Expiry, KvAction, KvOp, KvOutcome, KvRow, limits};
 use utoipa_axum::{router::OpenApiRouter, routes};
 
 use crate::{
     Api,
+    auth::lock_name,
     body::{Body, Object, Text, filled},
     error::{Failure, shortened},
     json::Json,
@@ -155,6 +156,7 @@ async fn batch(State(api): State<Api>, body: Body) -> Result<Response, Failure> 
     }
     for (index, operation) in request.operations.iter().enumerate() {
         operation.check(index)?;
+        body.caller().check(Action::Consume, &lock_name(&operation.name))?;
     }
     let mut json = Json::with_capacity(32 + request.operations.len() * 300);
     json.object().key("results").array();

@@ -13,7 +13,7 @@ use axum::{extract::State, http::StatusCode, response::Response};
 use bytes::Bytes;
 use serde::Deserialize;
 use serde_json::value::RawValue;
-use tidewheel_engine::{Error, PushItem, Pushed, Uuid};
+use tidewheel_engine::{Action, Error, PushItem, Pushed, Uuid};
 
 use crate::{
     Api,
@@ -90,6 +90,7 @@ pub(crate) async fn push(State(api): State<Api>, body: Body) -> Result<Response,
         };
         records.push(item.record(payload));
     }
+    body.caller().check_all(Action::Publish, records.iter().map(|r| r.stream.as_str()))?;
     let pushed = if records.is_empty() { Vec::new() } else { api.engine().push(records).await };
     answer(&items, &pushed)
 }

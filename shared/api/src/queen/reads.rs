@@ -8,7 +8,7 @@ use std::time::Duration;
 use axum::{extract::State, http::StatusCode, response::Response};
 use serde::{Deserialize, Deserializer, de};
 use tidewheel_engine::{
-    Changed, ChangedEntry, DEFAULT_PARTITION, Extent, Fetch, FetchEntry, Fetched, Record,
+    Action, Changed, ChangedEntry, DEFAULT_PARTITION, Extent, Fetch, FetchEntry, Fetched, Record,
     TimeEntry, TimeFound, limits,
 };
 
@@ -142,6 +142,7 @@ async fn fetch(State(api): State<Api>, limit: WaitLimit, body: Body) -> Result<R
             bytes: bytes(entry.max_bytes, ENTRY_BYTES, ENTRY_BYTES_MAX),
         });
     }
+    body.caller().check_all(Action::Read, entries.iter().map(|e| e.stream.as_str()))?;
     let wait = request.max_wait_ms.filter(|ms| *ms > 0);
     let mut fetch = Fetch {
         entries,
@@ -264,6 +265,7 @@ async fn offsets(State(api): State<Api>, body: Body) -> Result<Response, Failure
             })?,
         });
     }
+    body.caller().check_all(Action::Read, entries.iter().map(|e| e.stream.as_str()))?;
     let found = api.engine().offsets_at(&entries).await?;
     let mut json = Json::with_capacity(64 + entries.len() * 200);
     json.object().key("entries").array();
@@ -327,6 +329,7 @@ async fn changed(State(api): State<Api>, body: Body) -> Result<Response, Failure
             limit: usize::try_from(limit).unwrap_or(usize::MAX).min(limits::CHANGED_PARTITIONS),
         });
     }
+    body.caller().check_all(Action::Read, entries.iter().map(|e| e.stream.as_str()))?;
     // Before anything is looked at: what is stamped at or before it is then seen.
     let safe_us = api.engine().safe_time_us();
     let mut json = Json::with_capacity(4 * 1024);

@@ -7,11 +7,12 @@ use axum::{extract::State, http::StatusCode, response::Response};
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 use bytes::Bytes;
 use serde::Deserialize;
-use tidewheel_engine::{Timer, TimerAction, TimerOp, TimerOutcome, TimerStatus, limits};
+use tidewheel_engine::{Action, Timer, TimerAction, TimerOp, TimerOutcome, TimerStatus, limits};
 use utoipa_axum::{router::OpenApiRouter, routes};
 
 use crate::{
     Api,
+    auth::Caller,
     body::{Body, Object, Segments, Text, filled, payload},
     error::{Failure, shortened},
     json::Json,
@@ -113,6 +114,11 @@ pub(super) fn riders(operations: &[Object<Operation<'_>>]) -> Result<Vec<TimerOp
     operations.iter().enumerate().map(|(index, operation)| operation.read(index)).collect()
 }
 
+/// Checks that timers are granted: a timer is a push that happens later.
+pub(super) fn granted(caller: &Caller, timers: &[TimerOp]) -> Result<(), Failure> {
+    caller.check_all(Action::Publish, timers.iter().map(|t| t.stream.as_str()))
+}
+
 /// `POST /api/v1/timers`: schedules and cancels timers, in one commit.
 #[utoipa::path(
     post, path = "/api/v1/timers", operation_id = "timers", tag = "timers",
@@ -121,7 +127,9 @@ pub(super) fn riders(operations: &[Object<Operation<'_>>]) -> Result<Vec<TimerOp
 )]
 async fn batch(State(api): State<Api>, body: Body) -> Result<Response, Failure> {
     let request: Request<'_> = body.parse()?;
-    let outcomes = api.engine().timers(riders(&request.operations)?).await?;
+    let timers = riders(&request.operations)?;
+    granted(body.caller(), &timers)?;
+    let outcomes = api.engine().timers(timers).await?;
     let mut json = Json::with_capacity(32 + outcomes.len() * 300);
     json.object().key("results").array();
     for outcome in &outcomes {

@@ -6,7 +6,7 @@
 use axum::{extract::State, http::StatusCode, response::Response};
 use serde::Deserialize;
 use serde_json::{Value, value::RawValue};
-use tidewheel_engine::{NewTrace, PartitionId, QUEUE_MODE_GROUP, Trace};
+use tidewheel_engine::{Action, NewTrace, PartitionId, QUEUE_MODE_GROUP, Trace};
 
 use utoipa_axum::{router::OpenApiRouter, routes};
 
@@ -60,6 +60,7 @@ async fn record(State(api): State<Api>, body: Body) -> Result<Response, Failure>
     else {
         return Err(Failure::bad_request("transactionId and partitionId are required"));
     };
+    body.caller().check_partition(&api, Action::Consume, partition_id).await?;
     let data = request.data.ok_or_else(|| Failure::bad_request("data is required"))?;
     let trace = NewTrace {
         partition: partition(partition_id)?,

@@ -7,12 +7,13 @@ use axum::{extract::State, http::StatusCode, response::Response};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use tidewheel_engine::{
-    Error, KvLost, PushItem, Riders, RolledBack, TransactionOp, TransactionResult, Uuid,
+    Action, Error, KvLost, PushItem, Riders, RolledBack, TransactionOp, TransactionResult, Uuid,
 };
 
 use super::{acknowledgement, kv, push::Item, timers, trace_id};
 use crate::{
     Api,
+    auth::Caller,
     body::{Body, Object, Text, filled},
     error::{Failure, shortened},
     json::Json,
@@ -81,6 +82,7 @@ pub(crate) async fn transaction(State(api): State<Api>, body: Body) -> Result<Re
         kv: kv::riders(&body, request.kv.as_deref().unwrap_or_default())?,
         timers: timers::riders(request.timers.as_deref().unwrap_or_default())?,
     };
+    granted(&api, body.caller(), &operations, &riders).await?;
     let names: Vec<&'static str> = riders.kv.iter().map(|op| kv::op_name(&op.action)).collect();
     // What was lost is counted among all results: those of the operations come first.
     let before = operations.iter().map(slots).sum();
@@ -96,6 +98,27 @@ pub(crate) async fn transaction(State(api): State<Api>, body: Body) -> Result<Re
     };
     let id = Uuid::random(api.engine().env());
     Ok(answer(&id, &outcome, &names, before).into_response(StatusCode::OK))
+}
+
+/// Checks that everything in it is granted: of what is all or nothing, so is the permission.
+async fn granted(
+    api: &Api,
+    caller: &Caller,
+    operations: &[TransactionOp],
+    riders: &Riders,
+) -> Result<(), Failure> {
+    for operation in operations {
+        match operation {
+            TransactionOp::Push(items) => {
+                caller.check_all(Action::Publish, items.iter().map(|i| i.stream.as_str()))?;
+            }
+            TransactionOp::Ack { ack, .. } => {
+                caller.check_partition(api, Action::Consume, &ack.partition_id).await?;
+            }
+        }
+    }
+    kv::granted(caller, &riders.kv)?;
+    timers::granted(caller, &riders.timers)
 }
 
 /// How many results an operation has.

@@ -8,7 +8,7 @@ use axum::{extract::State, http::StatusCode, response::Response};
 use serde::Deserialize;
 use tidewheel_engine::{ClaimStatus, Error, StatePartitions, Uuid, limits};
 
-use super::required;
+use super::{granted, required};
 use crate::{
     Api,
     body::{Body, Text, filled},
@@ -36,6 +36,7 @@ struct ListRequest<'a> {
 pub(crate) async fn partitions(State(api): State<Api>, body: Body) -> Result<Response, Failure> {
     let request: ListRequest<'_> = body.parse()?;
     let query = Uuid::parse(required("query_id", &request.query_id)?);
+    granted(&api, body.caller(), query).await?;
     let untouched_us = request.untouched_for_ms.map(|ms| ms.saturating_mul(1000));
     let limit = match request.limit {
         Some(limit) if limit > 0 => usize::try_from(limit).unwrap_or(usize::MAX),
@@ -78,6 +79,7 @@ struct ClaimRequest<'a> {
 pub(crate) async fn claim(State(api): State<Api>, body: Body) -> Result<Response, Failure> {
     let request: ClaimRequest<'_> = body.parse()?;
     let query = Uuid::parse(required("query_id", &request.query_id)?);
+    granted(&api, body.caller(), query).await?;
     let partitions = request.partition_ids.unwrap_or_default();
     let group = filled(&request.consumer_group);
     let claims = match query {

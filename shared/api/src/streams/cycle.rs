@@ -8,10 +8,10 @@ use bytes::Bytes;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use tidewheel_engine::{
-    Cycle, CycleAck, Cycled, Error, PartitionId, PushItem, StateOp, Uuid, Verdict,
+    Action, Cycle, CycleAck, Cycled, Error, PartitionId, PushItem, StateOp, Uuid, Verdict,
 };
 
-use super::required;
+use super::{granted, required};
 use crate::{
     Api,
     body::{Body, Object, Text, filled, present},
@@ -85,6 +85,10 @@ pub(crate) async fn commit(State(api): State<Api>, body: Body) -> Result<Respons
     let request: Request<'_> = body.parse()?;
     let query_id = required("query_id", &request.query_id)?;
     let partition_id = required("partition_id", &request.partition_id)?;
+    granted(&api, body.caller(), Uuid::parse(query_id)).await?;
+    body.caller().check_partition(&api, Action::Consume, partition_id).await?;
+    let sinks = request.push_items.iter().flatten().filter_map(|item| filled(&item.queue));
+    body.caller().check_all(Action::Publish, sinks)?;
     let outcome = match read(&body, &request, query_id, partition_id) {
         Ok(cycle) => match api.engine().cycle(cycle).await {
             Ok(cycled) => Ok(cycled),

@@ -3,9 +3,9 @@
 
 use axum::{extract::State, http::StatusCode, response::Response};
 use serde::Deserialize;
-use tidewheel_engine::Registered;
+use tidewheel_engine::{Action, Registered};
 
-use super::required;
+use super::{check_query, required};
 use crate::{
     Api,
     body::{Body, Text, filled},
@@ -40,6 +40,11 @@ pub(crate) async fn register(State(api): State<Api>, body: Body) -> Result<Respo
     let source = required("source_queue", &request.source_queue)?;
     let config_hash = required("config_hash", &request.config_hash)?;
     let sink = filled(&request.sink_queue);
+    body.caller().check(Action::Consume, source)?;
+    if let Some(sink) = sink {
+        body.caller().check(Action::Publish, sink)?;
+    }
+    check_query(&api, body.caller(), tidewheel_engine::query_id(name)).await?;
     let reset = request.reset.unwrap_or(false);
     let registered = api.engine().register_query(name, source, sink, config_hash, reset).await?;
 

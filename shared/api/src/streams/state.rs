@@ -7,7 +7,7 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 use tidewheel_engine::{Error, PartitionId, StateFilter, Uuid};
 
-use super::required;
+use super::{granted, required};
 use crate::{
     Api,
     body::{Body, Text, filled},
@@ -39,6 +39,7 @@ pub(crate) async fn get(State(api): State<Api>, body: Body) -> Result<Response, 
     let request: Request<'_> = body.parse()?;
     let query = Uuid::parse(required("query_id", &request.query_id)?);
     let partition = PartitionId::parse(required("partition_id", &request.partition_id)?);
+    granted(&api, body.caller(), query).await?;
     let filter = StateFilter {
         prefix: filled(&request.key_prefix).unwrap_or_default().to_owned(),
         // Only a number filters; a text that looks like one does not parse as one with its quotes.

@@ -2,9 +2,12 @@
 //! embedded one. A test whose name ends with `s` and a number is that scenario of the Queen contract. Time is simulated: nothing here sleeps for
 //! real or looks at a clock, except where a socket is what is tested.
 
+mod access;
 mod administer;
 mod bad_input;
 mod consume;
+mod control;
+mod control_crash;
 mod keys;
 mod operate;
 mod produce;

@@ -75,6 +75,15 @@ impl Server {
         Self { router: router(api.clone()), api, store, faults }
     }
 
+    /// Another process over the same store.
+    pub(crate) fn another(&self) -> Self {
+        let env = Env::simulated(8, START_US, 0);
+        let engine = Engine::new(self.faults.clone(), env, tidewheel_engine::Settings::default());
+        let api = Api::new(engine, Settings::default());
+        let (store, faults) = (self.store.clone(), self.faults.clone());
+        Self { router: router(api.clone()), api, store, faults }
+    }
+
     pub(crate) async fn send(&self, method: Method, path: &str, body: impl Into<Body>) -> Answer {
         let request = Request::builder().method(method).uri(path).body(body.into()).unwrap();
         self.request(request).await

@@ -5,12 +5,16 @@ mod store;
 #[path = "../api/support.rs"]
 mod support;
 
+#[path = "../api/access.rs"]
+mod access;
 #[path = "../api/administer.rs"]
 mod administer;
 #[path = "../api/bad_input.rs"]
 mod bad_input;
 #[path = "../api/consume.rs"]
 mod consume;
+#[path = "../api/control.rs"]
+mod control;
 #[path = "../api/keys.rs"]
 mod keys;
 #[path = "../api/operate.rs"]

@@ -3,7 +3,7 @@
 //! What makes a subscription is one transaction, and so is what ends it, each on the condition of the state that it saw:
 //! of a greeting that wants to join and a connection that ends, one finds the other's work.
 
-use tidewheel_engine::{Error, Extent, PartitionId};
+use tidewheel_engine::{Action, Error, Extent, PartitionId, Proof, Target};
 use tidewheel_store::{Condition, Item, Write};
 
 use super::{
@@ -22,6 +22,8 @@ pub struct Connect {
     pub connection: String,
     /// Where posts to it go; `None` if the environment says it.
     pub endpoint: Option<String>,
+    /// The API key that the request presents.
+    pub presented: Option<String>,
     /// The query, decoded, in its order. With a `stream` it is a streamcast client's; without, a native client's.
     pub query: Vec<(String, String)>,
 }
@@ -50,6 +52,16 @@ impl From<Close> for Refused {
 }
 
 impl Refused {
+    /// 401: there are keys, and none was presented that counts.
+    fn unauthorized() -> Self {
+        Self { status: 401, body: r#"{"error":"authentication_required"}"#.to_owned() }
+    }
+
+    /// 403: the key has no such grant.
+    fn forbidden() -> Self {
+        Self { status: 403, body: r#"{"error":"forbidden"}"#.to_owned() }
+    }
+
     fn unavailable() -> Self {
         Self { status: 503, body: r#"{"error":"unavailable"}"#.to_owned() }
     }
@@ -74,21 +86,34 @@ impl Live {
     /// asked for.
     ///
     /// # Errors
-    /// The refusal. What cannot be understood is 400, a stream that is not there 404, an offset beyond the next 416, one
+    /// The refusal. Without a key that counts it is 401, without its grant 403, before anything is said of the stream.
+    /// What cannot be understood is 400, a stream that is not there 404, an offset beyond the next 416, one
     /// that was deleted 410. However far an offset lies back, its rows are served: the client could not be told to read
     /// the table first.
     pub async fn connect(&self, request: Connect) -> Result<(), Refused> {
-        let Connect { connection, endpoint, query } = request;
+        let Connect { connection, endpoint, presented, query } = request;
         if connection.is_empty() || connection.len() > CONNECTION_BYTES || connection.contains('#')
         {
             return Err(Close::bad_request("no connection id").into());
         }
+        let proof = self.engine().prove(presented.as_deref()).await.map_err(|e| Refused::of(&e))?;
         let now_us = self.now_us();
         let lasts = limits::CONNECTION_LASTS + limits::CONNECTION_MARGIN;
         let expires = (now_us + us(lasts)) / 1_000_000;
         let stream = query.iter().rfind(|(key, _)| key == "stream").map(|(_, name)| name.clone());
         let kind = if stream.is_some() { Kind::Streamcast } else { Kind::Native };
-        let row = ConnectionRow { kind, endpoint: endpoint.clone(), since_us: now_us, expires };
+        let key = match &proof {
+            Proof::NoKeys => None,
+            Proof::Of(key) => Some(key.id.clone()),
+            Proof::Refused => return Err(Refused::unauthorized()),
+        };
+        if let (Proof::Of(key), Some(stream)) = (&proof, &stream)
+            && !key.allows(Action::Read, Target::Stream(stream))
+        {
+            return Err(Refused::forbidden());
+        }
+        let row =
+            ConnectionRow { kind, endpoint: endpoint.clone(), key, since_us: now_us, expires };
         let put = Write::put(keys::connection(&connection), row.encode());
         let Some(stream) = stream else {
             if let Some((key, _)) = query.first() {

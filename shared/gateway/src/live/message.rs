@@ -4,13 +4,13 @@
 //! it deletes the row for it; `commit_failed` it knows, and tries again.
 
 use serde_json::{Value, json, value::RawValue};
-use tidewheel_engine::{DEFAULT_PARTITION, Error, PushItem};
+use tidewheel_engine::{Action, DEFAULT_PARTITION, Error, PushItem, Target};
 use tidewheel_store::{Condition, Write};
 
 use super::{
     Address, Live, Work, keys,
     native::{self, Begin, Envelope, Publish, Refusal, Subscribe, Unsubscribe},
-    rows::{Follower, Kind, State, Subscription},
+    rows::{ConnectionRow, Follower, Kind, State, Subscription},
 };
 use crate::{Filter, Start, limits};
 
@@ -28,7 +28,7 @@ impl Live {
         let answer = match envelope.op.as_deref() {
             Some("ping") => Ok(Some(("pong", json!(true)))),
             Some("publish") => {
-                self.publish(text).await.map(|published| Some(("published", published)))
+                self.publish(connection, text).await.map(|published| Some(("published", published)))
             }
             Some("subscribe") => self.subscribe(connection, id, text).await.map(|()| None),
             Some("unsubscribe") => {
@@ -91,8 +91,32 @@ impl Live {
         }
     }
 
-    async fn publish(&self, text: &str) -> Result<Value, Refusal> {
+    /// Checks that the key which a connection was opened with may do this. While there are no keys everybody may.
+    async fn granted(&self, connection: &str, action: Action, stream: &str) -> Result<(), Refusal> {
+        let engine = self.engine();
+        if !engine.has_credentials().await.map_err(|e| Refusal::of(&e))? {
+            return Ok(());
+        }
+        let place = keys::connection(connection);
+        let row = self.get(&place).await.map_err(|e| Refusal::of(&e))?;
+        let row = row.map(|item| ConnectionRow::decode(&place, &item)).transpose();
+        let id = row.map_err(|e| Refusal::of(&e))?.and_then(|row| row.key);
+        let key = match &id {
+            Some(id) => engine.live_credential(id).await.map_err(|e| Refusal::of(&e))?,
+            None => None,
+        };
+        match key.is_some_and(|key| key.allows(action, Target::Stream(stream))) {
+            true => Ok(()),
+            false => {
+                let message = format!("the key has no grant '{action}' for '{stream}'");
+                Err(Refusal::new("forbidden", message))
+            }
+        }
+    }
+
+    async fn publish(&self, connection: &str, text: &str) -> Result<Value, Refusal> {
         let Publish { stream, partition, rows, transaction_ids, .. } = native::parse(text)?;
+        self.granted(connection, Action::Publish, &stream).await?;
         let limit = limits::PUBLISH_ROWS;
         if rows.len() > limit {
             return Err(Refusal::new(
@@ -124,6 +148,7 @@ impl Live {
 
     async fn subscribe(&self, connection: &str, id: &RawValue, text: &str) -> Result<(), Refusal> {
         let request: Subscribe = native::parse(text)?;
+        self.granted(connection, Action::Read, &request.stream).await?;
         if request.window_ms > limits::WINDOW_MS {
             let limit = limits::WINDOW_MS;
             let message = format!("window_ms is {}; the limit is {limit}", request.window_ms);

@@ -94,6 +94,8 @@ fn corrupt(key: &Key) -> Error {
 pub(crate) struct ConnectionRow {
     pub(crate) kind: Kind,
     pub(crate) endpoint: Option<String>,
+    /// The id of the API key that it was opened with; `None` if there were none.
+    pub(crate) key: Option<String>,
     pub(crate) since_us: i64,
     pub(crate) expires: i64,
 }
@@ -104,8 +106,10 @@ impl ConnectionRow {
             .with("kind", self.kind.encode())
             .with("since_us", self.since_us)
             .with("expires", self.expires);
-        if let Some(endpoint) = &self.endpoint {
-            item.set("endpoint", endpoint.as_str());
+        for (name, text) in [("endpoint", &self.endpoint), ("key", &self.key)] {
+            if let Some(text) = text {
+                item.set(name, text.as_str());
+            }
         }
         item
     }
@@ -115,6 +119,7 @@ impl ConnectionRow {
             Some(Self {
                 kind: Kind::decode(item.str("kind")?)?,
                 endpoint: item.str("endpoint").map(str::to_owned),
+                key: item.str("key").map(str::to_owned),
                 since_us: item.int("since_us")?,
                 expires: item.int("expires")?,
             })

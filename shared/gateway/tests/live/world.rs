@@ -292,7 +292,8 @@ impl World {
     ) -> Result<(), Refused> {
         self.sockets.open(connection);
         let query = query.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
-        let request = Connect { connection: connection.to_owned(), endpoint: None, query };
+        let connection = connection.to_owned();
+        let request = Connect { connection, query, ..Connect::default() };
         self.process().1.connect(request).await
     }
 
