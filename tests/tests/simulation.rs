@@ -113,5 +113,7 @@ planted! {
     a_lost_page_is_caught: LosePage by "log" | "garbage" | "errors";
     a_dropped_dead_letter_is_caught: DropDeadLetter by "dead_letters";
     a_head_before_its_blob_is_caught: BlobAfterHead by "garbage" | "errors" | "log";
+    a_skipped_publishers_mark_is_caught: SkipPublisherMark by "publishers";
+    a_skipped_epoch_is_caught: SkipEpoch by "publishers";
     a_floor_that_runs_ahead_is_caught: FloorRunsAhead by "tables" | "queue" | "log";
 }

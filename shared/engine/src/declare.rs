@@ -299,6 +299,13 @@ impl Declared {
         ])
     }
 
+    /// What must hold of the record for a new book of this: besides, the collector has not passed it.
+    pub(crate) fn takes(&self, book: &Blob) -> Vec<Condition> {
+        let mut conditions = self.unchanged();
+        conditions.push(Condition::LessThan("mark".into(), book.name.made_us().unwrap_or(0)));
+        conditions
+    }
+
     /// What must hold of the record for a change of this.
     pub(crate) fn unchanged(&self) -> Vec<Condition> {
         vec![
@@ -461,6 +468,7 @@ impl Engine {
         // Whoever makes a partition does so under the version that it knows.
         changes.push(Change::Set("version".into(), (version + 1).into()));
         changes.push(Change::Set("partitioned".into(), true.into()));
+        changes.push(Change::Set("mark".into(), 0.into()));
         let mut writes = Vec::with_capacity(4);
         let mut groups = Default::default();
         match record {

@@ -128,7 +128,7 @@ impl Engine {
             next.revision += 1;
             let (next, book) = next.into_book(self)?;
             let mut record_write = Write::update(keys::stream(name), next.changes()?);
-            record_write.conditions = is.unchanged();
+            record_write.conditions = is.takes(&book);
             let mut writes = vec![record_write];
             if head.is_some() {
                 let changes = vec![Change::Set("epoch".into(), next.epoch.into())];

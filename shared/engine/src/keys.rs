@@ -2,7 +2,7 @@
 //!
 //! | kind | pk | sk | attributes | conditions |
 //! |---|---|---|---|---|
-//! | stream | `s#<stream>` | `stream` | `id` `namespace` `task` `options` (JSON) `created_us` `version` `groups` (set of group ids, simple) `partitioned`; of a declared stream `revision` `declared` (JSON) `book`, see [`crate::declare`] | absent; version equals; groups shorter than; partitioned, book lacking; revision, book equal |
+//! | stream | `s#<stream>` | `stream` | `id` `namespace` `task` `options` (JSON) `created_us` `version` `groups` (set of group ids, simple) `partitioned`; of a declared stream `revision` `declared` (JSON) `book` `mark`, see [`crate::declare`] | absent; version equals; groups shorter than; partitioned, book lacking; revision, book equal; mark less than |
 //! | group | `g#<stream id>` | `<group>` | `gid` `joined` (version at which it joined) `mode` `from_us` `joined_us` `conflation` `scan` (partitions up to here are visited; absent when all are) | absent; gid, mode, from_us equal; scan equals |
 //! | stream list | `streams` | `<stream>` | none | none |
 //! | gone streams | `gone` | `<stream id>` | `name` `groups`: what is still to be swept | none |

@@ -232,12 +232,43 @@ impl Engine {
         after: Option<&PartitionId>,
     ) -> Result<(u64, Option<PartitionId>), Error> {
         let page = self.partitions(stream, after, PAGE).await?;
-        let mut collected = 0;
+        let mut collected = if after.is_none() { self.collect_books(stream).await? } else { 0 };
         for info in &page {
             collected += self.collect_partition(&info.id).await?;
         }
         Counts::add(&self.inner.counts.blobs_collected, collected as usize);
         Ok((collected, page.last().filter(|_| page.len() == PAGE).map(|p| p.id)))
+    }
+
+    /// Deletes the books of a declared stream that its record does not name: of changes that were refused, or superseded.
+    async fn collect_books(&self, stream: &str) -> Result<u64, Error> {
+        let Some(record) = self.stream_record(stream).await? else { return Ok(0) };
+        let Some(declared) = &record.declared else { return Ok(0) };
+        let mark_us = self.env().now_us() - limits::BLOB_GRACE.as_micros() as i64;
+        let names = self.list_blobs(&crate::declare::owner(&declared.stream), None).await?;
+        let mut old: Vec<BlobName> = names
+            .into_iter()
+            .filter(|n| n.id != declared.book && n.made_us().is_some_and(|made| made <= mark_us))
+            .collect();
+        if old.is_empty() {
+            return Ok(0);
+        }
+        let id = Condition::Equals("id".into(), declared.stream.to_string().into());
+        let raise =
+            Write::update(keys::stream(stream), vec![Change::Set("mark".into(), mark_us.into())])
+                .when(id)
+                .when(Condition::LessThan("mark".into(), mark_us));
+        match self.commit(Commit::one(raise)).await {
+            Ok(_) | Err(CommitError::Conflict(_) | CommitError::Unknown(_)) => {}
+            Err(e) => return Err(e.into()),
+        }
+        let Some(item) = self.get(&keys::stream(stream)).await? else { return Ok(0) };
+        if item.int("mark").is_none_or(|mark| mark < mark_us) {
+            return Ok(0);
+        }
+        old.retain(|name| item.str("book") != Some(name.id.as_str()));
+        self.delete_blobs(&old).await?;
+        Ok(old.len() as u64)
     }
 
     async fn collect_partition(&self, partition: &PartitionId) -> Result<u64, Error> {

@@ -134,7 +134,7 @@ fn clean(options: &Options) -> bool {
     });
     print_counts(&counts);
     println!(
-        "{ran} seeds; checked: log, queue, streams, transactions, dead letters, tables, garbage, wake-up; broken: {broken:?}"
+        "{ran} seeds; checked: log, queue, streams, transactions, dead letters, tables, publishers, garbage, wake-up; broken: {broken:?}"
     );
     broken.is_empty()
 }

@@ -11,7 +11,7 @@ use std::{
 use bytes::Bytes;
 use tidewheel_engine::{Message, PartitionId, Verdict};
 
-use super::Violation;
+use super::{Violation, publisher::Published};
 
 /// Names one logical record through all its retries. It is in the payload.
 pub type Tag = u64;
@@ -178,6 +178,8 @@ pub struct History {
     pub scans: Vec<Scanned>,
     /// For each stream the snapshots that a sealer was told it had committed.
     pub snapshots: BTreeMap<String, BTreeSet<i64>>,
+    /// What publishers into the declared stream saw.
+    pub published: Published,
     /// What was seen to be wrong at once.
     pub violations: Vec<Violation>,
     /// What happened how often.

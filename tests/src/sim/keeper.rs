@@ -8,6 +8,7 @@ use tidewheel_store::{Consistency, Key};
 use super::{
     World,
     process::Handle,
+    publisher::ROWS,
     world::{AGED, Chance, FROM, JOBS, ORDERS, OUT, TAPES, TO},
 };
 
@@ -20,6 +21,7 @@ pub(crate) async fn work(world: Arc<World>, process: Handle, mut chance: Chance)
         retain(&world, &process.engine).await;
         let stream = STREAMS[chance.below(STREAMS.len() as u64) as usize];
         answer(&world, "collect", process.engine.collect(stream).await);
+        answer(&world, "collect", process.engine.collect(ROWS).await);
         answer(&world, "sweep", process.engine.sweep().await);
     }
 }
@@ -28,7 +30,7 @@ pub(crate) async fn work(world: Arc<World>, process: Handle, mut chance: Chance)
 pub(crate) async fn watch(world: Arc<World>, process: Handle, mut chance: Chance) {
     loop {
         tokio::time::sleep(chance.time(30_000, 90_000)).await;
-        for stream in STREAMS {
+        for stream in STREAMS.into_iter().chain([ROWS]) {
             answer(&world, "collect", process.engine.collect(stream).await);
         }
     }

@@ -20,6 +20,7 @@ mod keeper;
 mod process;
 mod processor;
 mod producer;
+mod publisher;
 mod reader;
 pub mod sabotage;
 mod sealer;

@@ -48,11 +48,15 @@ pub enum Sabotage {
     BlobAfterHead,
     /// The floor may move back, and rises over what nobody has consumed.
     FloorRunsAhead,
+    /// Rows of numbered publishers are appended without a look at the mark.
+    SkipPublisherMark,
+    /// Appends do not look which schema is the live one.
+    SkipEpoch,
 }
 
 impl Sabotage {
     /// Every planted bug.
-    pub const ALL: [Sabotage; 16] = [
+    pub const ALL: [Sabotage; 18] = [
         Sabotage::DropLeaseCheck,
         Sabotage::AckBeforeCommit,
         Sabotage::SkipIdCheck,
@@ -69,6 +73,8 @@ impl Sabotage {
         Sabotage::DropDeadLetter,
         Sabotage::BlobAfterHead,
         Sabotage::FloorRunsAhead,
+        Sabotage::SkipPublisherMark,
+        Sabotage::SkipEpoch,
     ];
 
     /// Its name on a command line.
@@ -220,6 +226,20 @@ impl Sabotaged {
                             }
                         }
                     }
+                }
+            }
+            Sabotage::SkipPublisherMark => {
+                for write in commit.writes.iter_mut().filter(|w| is_append(w)) {
+                    let marked = |c: &Condition| attribute(c).starts_with("m.");
+                    if write.conditions.iter().any(marked) {
+                        write.conditions.retain(|c| !marked(c));
+                        forget(write, &["tail"]);
+                    }
+                }
+            }
+            Sabotage::SkipEpoch => {
+                for write in commit.writes.iter_mut().filter(|w| is_append(w)) {
+                    forget(write, &["epoch", "tail"]);
                 }
             }
             Sabotage::AckBeforeCommit | Sabotage::UnknownIsFailure => {}

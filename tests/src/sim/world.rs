@@ -12,7 +12,7 @@ use tokio::time::Instant;
 use super::{
     History, Process, Sabotage, Violation, checks, consumer, keeper, processor,
     producer::{self, Batch},
-    reader,
+    publisher, reader,
     sabotage::Sabotaged,
     sealer, transactor,
 };
@@ -273,6 +273,9 @@ async fn live(seed: u64, sabotage: Option<Sabotage>, of: Option<(&str, &str, &st
 
 async fn configure(world: &World) {
     let engine = world.clean_engine(1);
+    if let Err(e) = publisher::declare(&engine).await {
+        world.unexpected("declare", &e);
+    }
     let lease = LEASE.as_secs();
     for (stream, options) in [
         (ORDERS, json!({"leaseTime": lease})),
@@ -333,6 +336,7 @@ fn staff(world: &Arc<World>, process: &mut Process, slot: u64, chance: &mut Chan
         process.spawn(async move {
             match role {
                 Role::Producer => producer::work(world, handle, chance).await,
+                Role::Publisher => publisher::work(world, handle, chance).await,
                 Role::Consumer(kind) => consumer::work(world, handle, chance, kind).await,
                 Role::Processor => processor::work(world, handle, chance).await,
                 Role::Flusher => processor::flush(world, handle, chance).await,
@@ -352,6 +356,7 @@ fn staff(world: &Arc<World>, process: &mut Process, slot: u64, chance: &mut Chan
             Role::Consumer(Kind::All),
             Role::Processor,
             Role::Consumer(Kind::Jobs),
+            Role::Publisher,
         ],
         1 => &[
             Role::Producer,
@@ -360,6 +365,7 @@ fn staff(world: &Arc<World>, process: &mut Process, slot: u64, chance: &mut Chan
             Role::Transactor,
             Role::Consumer(Kind::Late),
             Role::Consumer(Kind::Aged),
+            Role::Publisher,
         ],
         2 => &[
             Role::Consumer(Kind::All),
@@ -369,6 +375,7 @@ fn staff(world: &Arc<World>, process: &mut Process, slot: u64, chance: &mut Chan
             Role::Processor,
             Role::Transactor,
             Role::Consumer(Kind::Tapes),
+            Role::Publisher,
         ],
         3 => {
             &[Role::Sealer, Role::Keeper, Role::Flusher, Role::Reader, Role::Consumer(Kind::Named)]
@@ -391,6 +398,7 @@ fn staff(world: &Arc<World>, process: &mut Process, slot: u64, chance: &mut Chan
 #[derive(Clone, Copy)]
 enum Role {
     Producer,
+    Publisher,
     Consumer(consumer::Kind),
     Processor,
     Flusher,

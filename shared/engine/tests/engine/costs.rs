@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use tidewheel_engine::*;
 use tidewheel_store::{Env, Faulty, Store, faulty::Plan, meter::Call};
 
-use crate::{cycles, fixture::*};
+use crate::{cycles, declared::*, fixture::*};
 
 #[tokio::test(start_paused = true)]
 async fn a_steady_push_costs_its_blob_and_two() {
@@ -257,4 +257,57 @@ async fn of_a_crowd_of_cold_writers_few_roll_the_same_list() {
         log.len()
     );
     assert!(wasted.len() <= 3 * rolled.len(), "{} rolls, {} in vain", rolled.len(), wasted.len());
+}
+
+/// The mark of a numbered publisher lies in the head, and costs nothing; a repeat is answered from it.
+#[tokio::test(start_paused = true)]
+async fn an_exactly_once_push_costs_what_any_push_does_and_a_repeat_nothing() {
+    let f = Fixture::new();
+    f.engine.declare("s", declaration(NUMBERS)).await.unwrap();
+    let claim = f.engine.claim_publisher("s", "p").await.unwrap();
+    publish(&f.engine, frame(&[r#"{"n":0}"#])).await.unwrap();
+    for n in 1..60 {
+        let before = f.engine.counters().0["rolls"];
+        f.store.reset_meter();
+        publish(&f.engine, claimed(&claim, n, &[r#"{"n":1}"#])).await.unwrap();
+        let units = f.store.meter();
+        if f.engine.counters().0["rolls"] == before {
+            assert!(units.write_units <= 1.0 + 2.0, "{n}: {units:?}");
+            assert_eq!(units.read_units, 0.0, "{n}: {units:?}");
+        }
+        f.store.reset_meter();
+        publish(&f.engine, claimed(&claim, n, &[r#"{"n":1}"#])).await.unwrap();
+        let units = f.store.meter();
+        assert_eq!((units.write_units, units.read_units), (0.0, 0.0), "{n}: {units:?}");
+    }
+}
+
+/// A publisher for whose mark the head has no room pays for a transaction over the head and the mark's own item.
+#[tokio::test(start_paused = true)]
+async fn a_mark_outside_the_head_costs_a_transaction() {
+    let f = Fixture::new();
+    f.engine.declare("s", declaration(NUMBERS)).await.unwrap();
+    let claim = f.engine.claim_publisher("s", "p").await.unwrap();
+    for p in 0..limits::HEAD_MARKS {
+        f.engine.claim_publisher("s", &format!("o{p}")).await.unwrap();
+    }
+    publish(&f.engine, claimed(&claim, 1, &[r#"{"n":1}"#])).await.unwrap();
+    f.store.reset_meter();
+    publish(&f.engine, claimed(&claim, 2, &[r#"{"n":1}"#])).await.unwrap();
+    let units = f.store.meter();
+    assert!(units.write_units <= 1.0 + 2.0 * (2.0 + 1.0), "{units:?}");
+    assert!(units.read_units <= 1.0, "{units:?}");
+}
+
+/// Frames that wait share one blob and one write.
+#[tokio::test(start_paused = true)]
+async fn frames_of_one_commit_cost_one_push() {
+    let f = Fixture::new();
+    f.engine.declare("s", declaration(NUMBERS)).await.unwrap();
+    publish(&f.engine, frame(&[r#"{"n":0}"#])).await.unwrap();
+    f.store.reset_meter();
+    let frames = (0..100).map(|n| frame(&[&format!(r#"{{"n":{n}}}"#)])).collect();
+    assert!(f.engine.publish("s", frames).await.iter().all(Result::is_ok));
+    let units = f.store.meter();
+    assert!(units.write_units <= 1.0 + 2.0 && units.read_units == 0.0, "{units:?}");
 }

@@ -9,7 +9,7 @@ use tidewheel_engine::limits;
 use tidewheel_store::{BlobName, Item, Key, Value};
 
 use super::{Found, Logs};
-use crate::sim::{World, keeper::STREAMS, world::Chance};
+use crate::sim::{World, keeper::STREAMS, publisher::ROWS, world::Chance};
 
 /// Bytes that a head may have: attributes and values.
 const HEAD_BYTES: usize = 4096;
@@ -20,7 +20,7 @@ pub(super) async fn check(world: &World, chance: &mut Chance, logs: &Logs) -> Fo
     // Everything that was ever under way is older than the grace now.
     tokio::time::sleep(limits::BLOB_GRACE + Duration::from_secs(60)).await;
     let engine = world.clean_engine(chance.seed());
-    for stream in STREAMS {
+    for stream in STREAMS.into_iter().chain([ROWS]) {
         if let Err(e) = engine.collect(stream).await {
             found.add(format!("collecting {stream}: {e}"));
         }
@@ -33,17 +33,20 @@ pub(super) async fn check(world: &World, chance: &mut Chance, logs: &Logs) -> Fo
         .filter(|k| k.sk == "head")
         .filter_map(|k| Some(k.pk.strip_prefix("p#")?.replace('-', "")))
         .collect();
+    let books: BTreeSet<String> =
+        items.iter().filter_map(|(k, i)| book(k, i)).map(|b| b.owner).collect();
     let unreachable: Vec<String> = world
         .memory
         .blobs()
         .into_keys()
-        .filter(|n| owners.contains(n.owner.as_str()) && partitions.contains(&n.owner))
+        .filter(|n| owners.contains(n.owner.as_str()))
+        .filter(|n| partitions.contains(&n.owner) || books.contains(&n.owner))
         .filter(|n| !reachable.contains(n))
         .map(|n| n.to_string())
         .collect();
     if !unreachable.is_empty() {
         found.add(format!(
-            "{} blobs of partitions stay for ever: {:?}",
+            "{} blobs of partitions and declarations stay for ever: {:?}",
             unreachable.len(),
             unreachable.first()
         ));
@@ -59,6 +62,12 @@ pub(super) async fn check(world: &World, chance: &mut Chance, logs: &Logs) -> Fo
     found
 }
 
+/// The book that a declared stream's record names.
+fn book(key: &Key, item: &Item) -> Option<BlobName> {
+    let id = item.str("id").filter(|_| key.sk == "stream")?;
+    Some(BlobName::new(format!("b{}", id.replace('-', "")), item.str("book")?))
+}
+
 /// Walks every head and page; answers the blobs that they name, after checking that all of them are there.
 fn reachable(world: &World, found: &mut Found) -> BTreeSet<BlobName> {
     let items = world.memory.items();
@@ -68,6 +77,9 @@ fn reachable(world: &World, found: &mut Found) -> BTreeSet<BlobName> {
         let is_head = key.sk == "head" || key.sk == "cursor" || key.sk == "table";
         if is_head && item.size() > HEAD_BYTES {
             found.add(format!("{key} has {} bytes", item.size()));
+        }
+        if let Some(book) = book(key, item) {
+            named.insert(book, key.to_string());
         }
         if let Some(partition) = key.pk.strip_prefix("p#") {
             let owner = partition.replace('-', "");

@@ -8,12 +8,14 @@
 //! | `transactions` | acknowledgement and push, both or neither |
 //! | `dead_letters` | what was given up, exactly |
 //! | `tables` | a table holds each row once, at every snapshot that was read, and agrees with the log row for row |
+//! | `publishers` | numbered rows once and in order, frames whole, every row in its generation's schema |
 //! | `garbage` | what a head names is there, also after collecting; what nothing names goes |
 //! | `wake_up` | no message waits while a consumer polls |
 
 mod dead_letters;
 mod garbage;
 mod log;
+mod publishers;
 mod queue;
 mod streams;
 mod tables;
@@ -191,6 +193,7 @@ pub(crate) async fn check(world: &World, chance: &mut Chance) -> Vec<Violation> 
     }
     all.extend(dead_letters::check(world, &engine, &logs).await.into_violations());
     all.extend(tables::check(world, &engine, &logs).await.into_violations());
+    all.extend(publishers::check(world, &engine).await.into_violations());
     all.extend(queue::check_replay(world, &engine, &logs).await.into_violations());
     all.extend(garbage::check(world, chance, &logs).await.into_violations());
     all
