@@ -122,7 +122,7 @@ pub const MARK_RANGES: usize = 3;
 pub const PUBLISHER_RANGES: usize = 64;
 
 /// Publishers whose frames share one commit.
-pub const COMMIT_PUBLISHERS: usize = 32;
+pub const COMMIT_PUBLISHERS: usize = 8;
 
 /// Rows of frames that share one commit.
 pub const COMMIT_ROWS: usize = 10_000;
@@ -150,8 +150,8 @@ pub const MESSAGE_BYTES: usize = 1024 * 1024;
 
 const _: () = assert!(CLAIM_PARTITIONS >= POP_PARTITIONS_MAX);
 const _: () = assert!(COMMIT_ROWS <= BATCH_RECORDS && COMMIT_BYTES <= SEGMENT_BYTES);
-// The head, the items of the marks, and the groups that it may wake.
-const _: () = assert!(COMMIT_PUBLISHERS + 2 <= store::TRANSACTION_ITEMS);
+// The head, the items of the marks, and the groups that it may wake, followers among them.
+const _: () = assert!(COMMIT_PUBLISHERS + GROUPS + 2 <= store::TRANSACTION_ITEMS);
 /// Records of one partition in one fetch.
 pub const FETCH_RECORDS: u64 = 10_000;
 

@@ -17,6 +17,7 @@ use tokio::sync::oneshot;
 use crate::{
     Claim, DEFAULT_PARTITION, Declared, Engine, Error, Pushed, Relayed,
     append::{Append, Candidate},
+    generations::retired_error,
     limits,
     publisher::digest,
     stream::StreamRecord,
@@ -161,35 +162,31 @@ impl Engine {
         name: &str,
         frames: Vec<Frame>,
     ) -> Vec<Result<Landed, PublishError>> {
-        // A stream may change its schema, or go and come, while this is under way; then it is looked at once more.
-        let record = match self.stream_record(name).await {
-            Ok(Some(record)) => record,
-            Ok(None) => return refuse(&frames, Error::StreamNotFound(name.to_owned())),
-            Err(e) => return refuse(&frames, e),
-        };
-        let Some(declared) = record.declared.clone() else {
-            return refuse(&frames, Error::NotDeclared(name.to_owned()));
-        };
-        if let Some(retired) = declared.retired {
-            // What is remembered may be old, and a stream that was revived takes rows.
-            match self.reread_stream(name).await {
-                Ok(Some(now)) if now.declared.as_ref().is_some_and(|d| d.retired.is_none()) => {
-                    return Box::pin(self.publish(name, frames)).await;
-                }
-                Ok(_) => {
-                    let error = || PublishError::Retired { at_us: retired.at_us, end: retired.end };
-                    return frames.iter().map(|_| Err(error())).collect();
-                }
-                Err(e) => return refuse(&frames, e),
-            }
-        }
         if let Err(e) = self.check_push_allowed().await {
             return refuse(&frames, e);
         }
-        if !declared.declaration.log {
-            return frames.iter().map(|frame| self.relay_frame(&declared, frame)).collect();
+        let mut record = match self.stream_record(name).await {
+            Ok(record) => record,
+            Err(e) => return refuse(&frames, e),
+        };
+        let mut checked = check_all(name, record.as_ref(), &frames);
+        if checked.iter().any(Result::is_err) {
+            // What is remembered of the stream may be old, and nothing is refused for that.
+            record = match self.reread_stream(name).await {
+                Ok(record) => record,
+                Err(e) => return refuse(&frames, e),
+            };
+            checked = check_all(name, record.as_ref(), &frames);
         }
-        let answers = self.enqueue(&record, &declared, frames);
+        let declared = record.as_ref().and_then(|r| r.declared.clone());
+        let (Some(record), Some(declared)) = (record, declared) else {
+            return refuse(&frames, Error::NotDeclared(name.to_owned()));
+        };
+        if !declared.declaration.log {
+            let frames = checked.into_iter().map(|rows| self.relay_frame(&declared, rows?));
+            return frames.collect();
+        }
+        let answers = self.enqueue(&record, &declared, frames, checked);
         let mut landed = Vec::with_capacity(answers.len());
         for answer in answers {
             landed.push(match answer {
@@ -203,16 +200,16 @@ impl Engine {
         landed
     }
 
-    fn relay_frame(&self, declared: &Declared, frame: &Frame) -> Result<Landed, PublishError> {
-        if frame.claim.is_some() {
-            let detail = "a stream without a log has no exactly-once publishers".to_owned();
-            return Err(PublishError::Rejected { detail });
-        }
-        let rows = check_frame(declared, frame, |_, text| text)?;
-        let time_us = self.env().now_us();
-        Counts::add(&self.inner.counts.rows_relayed, rows.len());
+    fn relay_frame(
+        &self,
+        declared: &Declared,
+        rows: Vec<Candidate>,
+    ) -> Result<Landed, PublishError> {
+        let rows: Vec<Bytes> = rows.into_iter().map(|row| row.packed.payload).collect();
+        let (count, time_us) = (rows.len(), self.env().now_us());
+        Counts::add(&self.inner.counts.rows_relayed, count);
         self.relay(&declared.stream, Relayed { time_us, rows: rows.into() });
-        Ok(Landed { offsets: vec![None; frame.rows.len()], duplicates: 0, time_us })
+        Ok(Landed { offsets: vec![None; count], duplicates: 0, time_us })
     }
 
     /// Puts the frames that are good into the lane, all of them before anybody else's next.
@@ -221,13 +218,11 @@ impl Engine {
         record: &Arc<StreamRecord>,
         declared: &Declared,
         frames: Vec<Frame>,
+        checked: Vec<Result<Vec<Candidate>, PublishError>>,
     ) -> Vec<Result<Answer, PublishError>> {
-        let epoch = declared.epoch;
         let mut answers = Vec::with_capacity(frames.len());
         let mut good = Vec::with_capacity(frames.len());
-        for frame in frames {
-            let rows =
-                check_frame(declared, &frame, |row, text| Candidate::row(row.clone(), text, epoch));
+        for (frame, rows) in frames.into_iter().zip(checked) {
             answers.push(rows.map(|rows| {
                 let (reply, answer) = oneshot::channel();
                 let digest = frame.claim.as_ref().map(|c| (digest(&c.publisher), c.epoch));
@@ -264,12 +259,25 @@ fn refuse(frames: &[Frame], error: Error) -> Vec<Result<Landed, PublishError>> {
     frames.iter().map(|_| Err(error.clone().into())).collect()
 }
 
-/// Checks a frame by itself, and makes something of every row and its canonical text.
-fn check_frame<T>(
-    declared: &Declared,
-    frame: &Frame,
-    make: impl Fn(&Bytes, Bytes) -> T,
-) -> Result<Vec<T>, PublishError> {
+/// Checks frames by what is known of their stream.
+fn check_all(
+    name: &str,
+    record: Option<&Arc<StreamRecord>>,
+    frames: &[Frame],
+) -> Vec<Result<Vec<Candidate>, PublishError>> {
+    let refuse = |e: Error| frames.iter().map(|_| Err(e.clone().into())).collect();
+    let Some(record) = record else { return refuse(Error::StreamNotFound(name.to_owned())) };
+    let Some(declared) = &record.declared else {
+        return refuse(Error::NotDeclared(name.to_owned()));
+    };
+    if let Some(retired) = declared.retired {
+        return refuse(retired_error(name, retired));
+    }
+    frames.iter().map(|frame| check_frame(declared, frame)).collect()
+}
+
+/// Checks a frame, and gives each of its rows the text that it is stored in.
+fn check_frame(declared: &Declared, frame: &Frame) -> Result<Vec<Candidate>, PublishError> {
     let rejected = |detail: String| Err(PublishError::Rejected { detail });
     if frame.rows.is_empty() {
         return rejected("a frame has one row at least".to_owned());
@@ -277,6 +285,9 @@ fn check_frame<T>(
     if frame.rows.len() > limits::BATCH_RECORDS {
         let (got, limit) = (frame.rows.len(), limits::BATCH_RECORDS);
         return rejected(format!("rows in one frame are {got}; the limit is {limit}"));
+    }
+    if frame.claim.is_some() && !declared.declaration.log {
+        return rejected("a stream without a log has no exactly-once publishers".to_owned());
     }
     if frame.claim.is_some() && (frame.seq == 0 || frame.seq > i64::MAX as u64) {
         return rejected("numbers of rows begin at 1".to_owned());
@@ -287,7 +298,7 @@ fn check_frame<T>(
         match declared.canonical(row) {
             Ok(text) => {
                 bytes += text.len();
-                made.push(make(row, text));
+                made.push(Candidate::row(row.clone(), text, declared.epoch));
             }
             Err(e) => return rejected(row_detail(at, frame.rows.len(), &e)),
         }

@@ -5,7 +5,8 @@ use std::collections::HashMap;
 use futures_util::future::join_all;
 
 use crate::{
-    DEFAULT_PARTITION, Engine, Error, PushItem, Pushed, append::Candidate, limits, warm::Counts,
+    DEFAULT_PARTITION, Engine, Error, PushItem, Pushed, append::Candidate, limits,
+    stream::StreamRecord, warm::Counts,
 };
 
 /// Items of one (stream, partition), with their places in the request.
@@ -33,6 +34,19 @@ pub(crate) fn group(items: &[PushItem]) -> Vec<Group> {
 
 pub(crate) fn partition_of(item: &PushItem) -> &str {
     if item.partition.is_empty() { DEFAULT_PARTITION } else { &item.partition }
+}
+
+/// The candidates of some items; to a declared stream in the text that they are stored in. Checked here, a bad row
+/// refuses its own push and not those that share the commit.
+fn check_rows(stream: &StreamRecord, items: &[&PushItem]) -> Result<Vec<Candidate>, Error> {
+    let mut candidates: Vec<_> = items.iter().map(|i| Candidate::new(i)).collect();
+    if let Some(declared) = &stream.declared {
+        for (row, candidate) in candidates.iter_mut().enumerate() {
+            let name = || stream.info.name.clone();
+            candidate.check(declared).map_err(|error| Error::Row { stream: name(), row, error })?;
+        }
+    }
+    Ok(candidates)
 }
 
 /// Checks what can be checked of an item alone.
@@ -119,18 +133,16 @@ impl Engine {
         // A stream may be deleted under a push that knew it; the push then makes it anew, like any first push.
         for _ in 0..3 {
             self.check_push_allowed().await?;
-            let stream = self.ensure_stream(&group.stream).await?;
-            let mut candidates: Vec<_> = items.iter().map(|i| Candidate::new(i)).collect();
-            if let Some(declared) = &stream.declared {
-                // Here, so that a bad row refuses its own push and not those that share the commit.
-                for (row, candidate) in candidates.iter_mut().enumerate() {
-                    candidate.check(declared).map_err(|error| Error::Row {
-                        stream: group.stream.clone(),
-                        row,
-                        error,
-                    })?;
+            let mut stream = self.ensure_stream(&group.stream).await?;
+            let mut checked = check_rows(&stream, items);
+            if checked.is_err() {
+                // What is remembered of its schema may be old, and nothing is refused for that.
+                if let Some(now) = self.reread_stream(&group.stream).await? {
+                    stream = now;
+                    checked = check_rows(&stream, items);
                 }
             }
+            let candidates = checked?;
             match self.append(&stream, &group.partition, candidates).await {
                 Err(Error::StreamNotFound(_)) => {
                     self.inner.streams.remove(&group.stream);

@@ -247,6 +247,17 @@ impl TimerPart {
                     ..PushItem::default()
                 })?;
                 let stream = engine.stream_record(&op.stream).await?;
+                if let Some(stream) = &stream {
+                    stream.check_partition(partition)?;
+                    if let Some(declared) = &stream.declared {
+                        // It is checked again when it fires; what fits now does so unless the schema changes.
+                        declared.canonical(payload).map_err(|error| Error::Row {
+                            stream: op.stream.clone(),
+                            row: 0,
+                            error,
+                        })?;
+                    }
+                }
                 if stream.is_some_and(|s| s.info.options.encryption_enabled) {
                     let place = Timer::place(&op.stream, &op.key);
                     *payload = engine.sealer().await?.seal(engine.env(), &place, payload)?;

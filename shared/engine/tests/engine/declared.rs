@@ -366,3 +366,45 @@ async fn a_deleted_declared_stream_leaves_nothing_and_comes_back_as_another_stre
     assert_ne!(again.stream, first.stream);
     assert_eq!(offsets(&publish(&f.engine, frame(&[r#"{"n":1}"#])).await), [Some(0)]);
 }
+
+/// A row is not refused for what a process remembers of its schema: it looks again first.
+#[tokio::test(start_paused = true)]
+async fn nothing_is_refused_for_what_a_process_remembers() {
+    let f = Fixture::new();
+    f.configure("s", serde_json::json!({})).await;
+    let stale = f.restart();
+    assert!(stale.declared("s").await.unwrap().is_none());
+    f.engine.declare("s", declaration(NUMBERS)).await.unwrap();
+    assert_eq!(offsets(&publish(&stale, frame(&[r#"{"n":0}"#])).await), [Some(0)]);
+    let next = r#"{"properties":{"n":{"type":"integer"},"k":{"type":["string","null"]}},"required":["n"]}"#;
+    let other = f.restart();
+    other.declared("s").await.unwrap();
+    f.engine.migrate("s", schema(next), vec![]).await.unwrap();
+    assert_eq!(offsets(&publish(&stale, frame(&[r#"{"n":1,"k":"x"}"#])).await), [Some(1)]);
+    assert_eq!(offset(&other.push(vec![item("s", "", r#"{"n":2,"k":"y"}"#)]).await[0]), 2);
+    f.engine.retire("s").await.unwrap();
+    assert!(publish(&stale, frame(&[r#"{"n":3}"#])).await.is_err());
+    f.engine.revive("s").await.unwrap();
+    assert_eq!(offsets(&publish(&stale, frame(&[r#"{"n":3}"#])).await), [Some(3)]);
+    let timer = |payload: &str| TimerOp {
+        stream: "s".into(),
+        key: "t".into(),
+        action: TimerAction::Schedule {
+            delay_ms: 1000,
+            partition: String::new(),
+            transaction_id: "t".into(),
+            payload: payload.to_owned().into(),
+        },
+    };
+    let timers = |payload| Riders { timers: vec![timer(payload)], ..Riders::default() };
+    let refused = f.engine.transact_with(Vec::new(), Vec::new(), timers(r#"{"n":"x"}"#)).await;
+    assert!(matches!(refused, Err(Error::Row { .. })), "{refused:?}");
+    f.engine
+        .transact_with(Vec::new(), Vec::new(), timers(r#"{"k":"t","n":4}"#))
+        .await
+        .unwrap()
+        .unwrap();
+    f.pass(2.0).await;
+    assert_eq!(f.engine.fire_timers().await.unwrap(), 1);
+    assert_eq!(log(&f).await[4], r#"{"n":4,"k":"t"}"#);
+}
