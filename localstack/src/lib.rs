@@ -10,6 +10,7 @@
 
 mod catalogue;
 mod data;
+mod declarations;
 mod guard;
 mod ingest;
 mod key_file;
@@ -26,6 +27,7 @@ mod socket;
 mod stack;
 
 pub use crate::{
+    declarations::DeclareError,
     ingest::{IngestFailed, load},
     signals::stop_requested,
     stack::{Stack, StartError},

@@ -252,6 +252,10 @@ pub struct Serve {
     #[arg(long, env = "TIDEWHEEL_MAX_BACKLOG", default_value_t = tidewheel_gateway::limits::BACKLOG, value_name = "ROWS")]
     pub max_backlog: u64,
 
+    /// A file of streams to declare: a JSON object from a name to a declaration. What is declared already stays
+    #[arg(long, env = "TIDEWHEEL_DECLARE", value_name = "FILE")]
+    pub declare: Option<PathBuf>,
+
     /// Seconds that stopping may take before whatever still runs is cut
     #[arg(long, env = "TIDEWHEEL_DRAIN_SECONDS", default_value = "10", value_name = "SECONDS", value_parser = seconds)]
     pub drain_seconds: Duration,
@@ -288,6 +292,7 @@ impl Default for Serve {
             max_body_bytes: tidewheel_api::MAX_BODY_BYTES,
             max_replay: None,
             max_backlog: tidewheel_gateway::limits::BACKLOG,
+            declare: None,
             drain_seconds: Duration::from_secs(10),
             log: "info".to_owned(),
             log_format: LogFormat::Text,

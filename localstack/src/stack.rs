@@ -33,6 +33,7 @@ use tokio::{
 
 use crate::{
     catalogue::Published,
+    declarations::{self, DeclareError},
     guard::Guard,
     landing::landing,
     operator::OperatorFile,
@@ -90,6 +91,9 @@ pub enum StartError {
     /// The bucket cannot be used for tables.
     #[error(transparent)]
     Objects(#[from] tidewheel_cloud::ObjectsError),
+    /// The streams of a file cannot be declared.
+    #[error(transparent)]
+    Declare(#[from] DeclareError),
     /// The address is one that other machines can reach.
     #[error(
         "{0} can be reached by other machines, and there is no API key, so that nobody would be asked who they are: \
@@ -112,7 +116,10 @@ impl StartError {
     pub fn exit_status(&self) -> u8 {
         match self {
             StartError::InUse { .. } | StartError::Store(embedded::OpenError::InUse { .. }) => 3,
-            StartError::Exposed(_) | StartError::Environment(_) | StartError::Open(_) => 2,
+            StartError::Exposed(_)
+            | StartError::Environment(_)
+            | StartError::Open(_)
+            | StartError::Declare(_) => 2,
             _ => 1,
         }
     }
@@ -155,9 +162,15 @@ impl Stack {
         {
             return Err(StartError::Exposed(exposed));
         }
+        if let Some(file) = &options.declare {
+            declarations::declare(&engine, file).await?;
+        }
         let settings = tidewheel_gateway::Settings {
             max_replay: options.max_replay,
             max_backlog: options.max_backlog,
+            tables_uri: Some(place.uri.clone()),
+            // Where keys decide who sees which stream, a refusal names none.
+            name_streams: !engine.has_credentials().await?,
             ..Default::default()
         };
         let gateway = Gateway::new(engine.clone(), settings);
@@ -186,7 +199,9 @@ impl Stack {
             sockets: Sockets::new(gateway.clone(), closed.clone(), open),
             api: api.clone(),
         };
-        let router = tidewheel_api::router(api.clone()).route("/", get(landing));
+        let router = tidewheel_api::router(api.clone())
+            .route("/", get(landing))
+            .route("/stats", get(stats).with_state(gateway.clone()));
         let router = tidewheel_api::guarded(&api, router)
             .layer(middleware::from_fn_with_state(front, front_door));
         let server = tokio::spawn(serve(listener, router, closed.clone()));
@@ -360,9 +375,20 @@ async fn front_door(State(front): State<Front>, request: Request, next: Next) ->
         if let Err(refused) = front.api.admit_socket(headers, uri.path(), uri.query()).await {
             return *refused;
         }
-        front.sockets.upgrade(request).await
+        front.sockets.upgrade(request)
     } else {
         next.run(request).await
+    }
+}
+
+/// What sockets serve, and how busy it is.
+async fn stats(State(gateway): State<Gateway>) -> Response {
+    match gateway.stats().await {
+        Ok(stats) => Json(stats).into_response(),
+        Err(error) => {
+            let status = StatusCode::SERVICE_UNAVAILABLE;
+            (status, Json(json!({"error": error.to_string()}))).into_response()
+        }
     }
 }
 

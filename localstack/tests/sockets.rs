@@ -117,10 +117,14 @@ async fn refusals_are_close_codes_with_reasons() {
     let (_folder, stack) = start_with(|options| options.max_replay = Some(3)).await;
     push(&stack, "s", "Default", &rows(0..5)).await;
     for (path, code, parts) in [
-        ("/nothing", 4404, json!({"error": "no_such_stream"})),
+        ("/nothing", 4404, json!({"error": "no_such_stream", "serves": ["s"]})),
+        ("/nothing?publish", 4404, json!({"error": "no_such_stream", "serves": ["s"]})),
+        ("/nothing?where=%5B%5D", 4404, json!({"error": "no_such_stream"})),
+        ("/s?where=%5B%5D", 4400, json!({"error": "bad_request"})),
         ("/s/t", 4400, json!({"error": "bad_request", "detail": "invalid stream name"})),
         ("/s?ofset=1", 4400, json!({"error": "bad_request"})),
-        ("/s?publish", 4400, json!({"error": "bad_request"})),
+        ("/s?publish&offset=1", 4400, json!({"error": "bad_request"})),
+        ("/s?publish&publisher=p", 4412, json!({"why": "stream"})),
         ("/s?offset=-1", 4400, json!({"error": "bad_request"})),
         ("/s?offset=7", 4416, json!({"why": "ahead", "offset": 7, "end_offset": 6})),
         ("/s?offset=1", 4416, json!({"why": "too_old", "behind": 5, "max_replay": 3})),

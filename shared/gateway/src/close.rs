@@ -27,9 +27,20 @@ impl Close {
         Self { code: 1011, reason: "ping timeout".to_owned() }
     }
 
-    /// A message larger than [`limits::INBOUND_BYTES`].
-    pub fn too_big() -> Self {
-        Self { code: 1009, reason: format!("message exceeds {} bytes", limits::INBOUND_BYTES) }
+    /// A message larger than what is read at all.
+    pub fn message_too_big(size: u64, limit: usize) -> Self {
+        let reason = format!("frame with {size} bytes exceeds limit of {limit} bytes");
+        Self { code: 1009, reason }
+    }
+
+    /// The client does not keep to the WebSocket protocol.
+    pub fn protocol_error(why: &str) -> Self {
+        Self { code: 1002, reason: why.to_owned() }
+    }
+
+    /// A text that is not UTF-8.
+    pub fn not_text() -> Self {
+        Self { code: 1007, reason: "invalid UTF-8".to_owned() }
     }
 
     /// The log cannot be read at the moment; the client may come back.
@@ -43,9 +54,39 @@ impl Close {
         Self::with(4400, "bad_request", &[("detail", json!(detail))])
     }
 
-    /// No such stream.
-    pub(crate) fn no_such_stream() -> Self {
-        Self::with(4404, "no_such_stream", &[])
+    /// No such stream; those that there are, if they are few.
+    pub(crate) fn no_such_stream(serves: &[String]) -> Self {
+        if serves.is_empty() {
+            return Self::with(4404, "no_such_stream", &[]);
+        }
+        Self::with(4404, "no_such_stream", &[("serves", json!(serves))])
+    }
+
+    /// Another connection publishes under the same id by now.
+    pub(crate) fn superseded() -> Self {
+        Self::with(4409, "superseded", &[])
+    }
+
+    /// The stream takes no more rows. The offset is a wire offset.
+    pub(crate) fn retired(at_us: i64, end_offset: u64) -> Self {
+        let fields = [("at", json!(at_us)), ("end_offset", json!(end_offset))];
+        Self::with(4410, "stream_retired", &fields)
+    }
+
+    /// The stream keeps no marks of publishers.
+    pub(crate) fn exactly_once_unavailable() -> Self {
+        Self::with(4412, "exactly_once_unavailable", &[("why", json!("stream"))])
+    }
+
+    /// A publisher's message that is larger than its stream allows.
+    pub(crate) fn too_big(size: usize, limit: usize, stream: &str) -> Self {
+        let fields = [("size", json!(size)), ("limit", json!(limit)), ("stream", json!(stream))];
+        Self::with(1009, "too_big", &fields)
+    }
+
+    /// The stream has no log to replay from.
+    pub(crate) fn not_durable() -> Self {
+        Self::not_replayable("not_durable", &[])
     }
 
     /// The offset lies beyond the next one to be assigned. All in wire offsets.
@@ -124,7 +165,31 @@ mod tests {
             reason(Close::too_slow(8192)),
             (4429, r#"{"error":"too_slow","backlog":8192}"#.into())
         );
-        assert_eq!(reason(Close::no_such_stream()), (4404, r#"{"error":"no_such_stream"}"#.into()));
+        assert_eq!(
+            reason(Close::no_such_stream(&[])),
+            (4404, r#"{"error":"no_such_stream"}"#.into())
+        );
+        assert_eq!(
+            reason(Close::no_such_stream(&["a".into(), "b".into()])),
+            (4404, r#"{"error":"no_such_stream","serves":["a","b"]}"#.into())
+        );
+        assert_eq!(reason(Close::superseded()), (4409, r#"{"error":"superseded"}"#.into()));
+        assert_eq!(
+            reason(Close::retired(1_790_000_000_000_000, 41)),
+            (4410, r#"{"error":"stream_retired","at":1790000000000000,"end_offset":41}"#.into())
+        );
+        assert_eq!(
+            reason(Close::exactly_once_unavailable()),
+            (4412, r#"{"error":"exactly_once_unavailable","why":"stream"}"#.into())
+        );
+        assert_eq!(
+            reason(Close::not_durable()),
+            (4416, r#"{"error":"not_replayable","why":"not_durable"}"#.into())
+        );
+        assert_eq!(
+            reason(Close::too_big(11, 10, "trades")),
+            (1009, r#"{"error":"too_big","size":11,"limit":10,"stream":"trades"}"#.into())
+        );
     }
 
     #[test]
@@ -137,6 +202,10 @@ mod tests {
         // 80 characters of four bytes do not fit: the detail goes, the word stays.
         let wide = Close::bad_request("\u{1f30a}".repeat(80));
         assert_eq!(wide.reason, r#"{"error":"bad_request"}"#);
+        let many: Vec<String> = (0..40).map(|n| format!("stream-{n}")).collect();
+        assert_eq!(Close::no_such_stream(&many).reason, r#"{"error":"no_such_stream"}"#);
+        let named = Close::too_big(usize::MAX, usize::MAX, &"s".repeat(128));
+        assert!(named.reason.ends_with(r#""limit":18446744073709551615}"#), "{named:?}");
         let quoted = Close::bad_request("\"".repeat(80));
         assert_eq!(quoted.reason, r#"{"error":"bad_request"}"#);
         let numbers = Close::too_old(u64::MAX, u64::MAX, u64::MAX);

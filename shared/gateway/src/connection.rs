@@ -13,17 +13,24 @@
 //!
 //! What it got is a prefix without a hole, so it resumes at the offset after the last.
 
+use std::sync::Arc;
+
 use bytes::Bytes;
 use tidewheel_engine::{Extent, PartitionId, Uuid};
 
-use crate::{Close, Filter, Request, Run, Settings, Start, greeting::Greeting};
+use crate::{
+    Close, Filter, Start, Subscribe, Terms,
+    greeting::Greeting,
+    run::{Frames, Run},
+};
 
 /// What is known of a partition when a subscriber comes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Log {
     /// The stream's id.
     pub stream_id: Uuid,
-    /// How far the partition reaches; empty for one that was never written.
+    /// What can be served of the partition; empty for one that was never written. Of a stream without a log: how many
+    /// rows have passed.
     pub extent: Extent,
 }
 
@@ -37,21 +44,22 @@ pub struct Accepted {
 }
 
 /// A message from the client.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Inbound<'a> {
-    /// A text.
-    Text(&'a str),
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Inbound {
+    /// A text, UTF-8.
+    Text(Bytes),
     /// Bytes.
-    Binary(&'a [u8]),
+    Binary(Bytes),
 }
 
 /// A subscriber.
 #[derive(Debug)]
 pub struct Connection {
-    stream: String,
+    stream: Arc<str>,
     stream_id: Uuid,
     partition: PartitionId,
     filter: Option<Filter>,
+    log: bool,
     max_backlog: u64,
     /// The engine's offset of the next row to send.
     position: u64,
@@ -68,9 +76,14 @@ impl Connection {
     /// Accepts or refuses a subscription.
     ///
     /// # Errors
-    /// 4416 for an offset that cannot be served: ahead of the log, evicted, or too far behind.
-    pub fn on_connect(request: Request, log: &Log, settings: &Settings) -> Result<Accepted, Close> {
-        let Request { stream, partition, start, filter } = request;
+    /// 4400 for a filter that cannot be; 4416 for an offset that cannot be served: there is no log, or it is ahead of the
+    /// log, evicted, or too far behind.
+    pub fn on_connect(request: Subscribe, log: &Log, terms: &Terms) -> Result<Accepted, Close> {
+        let Subscribe { stream, partition, start, filter } = request;
+        let filter = filter.map(|text| Filter::bind(&text, terms.schema.as_deref())).transpose()?;
+        if !terms.log && start != Start::Live {
+            return Err(Close::not_durable());
+        }
         let Extent { floor, tail } = log.extent;
         let position = match start {
             Start::Live => tail,
@@ -82,23 +95,21 @@ impl Connection {
             Start::At(offset) => offset,
         };
         let behind = tail - position;
-        if let Some(max_replay) = settings.max_replay.filter(|max| behind > *max) {
+        if let Some(max_replay) = terms.max_replay.filter(|max| behind > *max) {
             return Err(Close::too_old(position + 1, behind, max_replay));
         }
         let replay = (start != Start::Live).then_some([position + 1, tail + 1]);
         let stream_id = log.stream_id.to_string();
         let text = filter.as_ref().map(Filter::text);
-        let greeting = Greeting::undeclared(&stream, &stream_id, tail + 1, replay, text);
-        let greeting = match serde_json::to_vec(&greeting) {
-            Ok(greeting) => Bytes::from(greeting),
-            Err(_) => return Err(Close::unavailable()),
-        };
+        let greeting = Greeting::new(terms, &stream, &stream_id, tail + 1);
+        let greeting = greeting.following(replay, text).text();
         let connection = Self {
             partition: PartitionId::of(&log.stream_id, &partition),
-            stream,
+            stream: stream.into(),
             stream_id: log.stream_id,
             filter,
-            max_backlog: settings.max_backlog,
+            log: terms.log,
+            max_backlog: terms.max_backlog,
             position,
             begun: false,
             from_earliest: start == Start::Earliest,
@@ -123,6 +134,16 @@ impl Connection {
         &self.partition
     }
 
+    /// Which rows it wants, if not all.
+    pub fn filter(&self) -> Option<&Filter> {
+        self.filter.as_ref()
+    }
+
+    /// True if what it follows is kept.
+    pub fn has_log(&self) -> bool {
+        self.log
+    }
+
     /// The engine's offset of the row that it wants next.
     pub fn position(&self) -> u64 {
         self.position
@@ -133,11 +154,8 @@ impl Connection {
     ///
     /// # Errors
     /// 4416 or 4429 if rows that it had to get are no longer there.
-    pub fn on_rows<'a>(
-        &'a mut self,
-        run: &'a Run,
-    ) -> Result<impl Iterator<Item = Bytes> + use<'a>, Close> {
-        if run.start() > self.position && !run.frames().is_empty() {
+    pub fn on_rows<'a>(&mut self, run: &'a Run) -> Result<Frames<'a>, Close> {
+        if run.start() > self.position && !run.is_empty() {
             match (self.begun, self.from_earliest) {
                 (false, true) => self.position = run.start(),
                 (false, false) => {
@@ -147,14 +165,17 @@ impl Connection {
             }
         }
         let skip = (self.position - run.start().min(self.position)) as usize;
-        let frames = run.frames().get(skip..).unwrap_or_default();
-        self.begun |= !frames.is_empty();
+        self.begun |= run.next() > self.position;
         self.position = self.position.max(run.next());
-        let filter = self.filter.as_ref();
-        Ok(frames
-            .iter()
-            .filter(move |frame| filter.is_none_or(|filter| filter.matches(frame.row())))
-            .map(|frame| frame.text.clone()))
+        Ok(match &self.filter {
+            Some(filter) => run.select(skip, |row| filter.matches(row)),
+            None => run.rest(skip),
+        })
+    }
+
+    /// The rows at its position have left a stream without a log: it is too slow.
+    pub(crate) fn overrun(&self) -> Close {
+        Close::too_slow(self.max_backlog)
     }
 
     /// Learns how far the log reaches, in the engine's offsets. Answers a close if the subscriber does not keep up.
@@ -171,7 +192,7 @@ impl Connection {
     }
 
     /// A message came. A subscriber has nothing to say, so it is told so.
-    pub fn on_message(&mut self, message: Inbound<'_>) -> Close {
+    pub fn on_message(&mut self, message: &Inbound) -> Close {
         match message {
             Inbound::Text(_) => Close::bad_request("a subscriber sends no messages"),
             Inbound::Binary(_) => Close::bad_request("binary messages are not accepted"),

@@ -3,11 +3,17 @@
 //! All columns must match; a list matches any of its values. Values compare as in Python, which the protocol comes from:
 //! `1`, `1.0` and `true` are equal, `null` equals an absent column, a text never equals a number. Columns are the
 //! top-level keys of a row. A row that is no object has no columns.
+//!
+//! On a stream with a schema a filter names columns that there are, of scalar types. A value for a column of bytes is a
+//! text in the column's encoding; it is brought into the spelling that rows have ([`Filter::bind`]), so that comparing
+//! the texts compares the bytes.
 
 use std::fmt;
 
+use base64::{Engine as _, prelude::BASE64_STANDARD};
 use serde::de::{Deserializer, IgnoredAny, MapAccess, Visitor};
 use serde_json::{Value, value::RawValue};
+use tidewheel_schema::{Encoding, Kind, Schema};
 
 use crate::{Close, limits};
 
@@ -59,6 +65,42 @@ impl Filter {
         }
     }
 
+    /// Reads a filter for a stream with this schema.
+    ///
+    /// # Errors
+    /// 4400 as for [`Filter::parse`], and for a column that is not there, is nested, or is of bytes that the value does
+    /// not spell.
+    pub fn bind(text: &str, schema: Option<&Schema>) -> Result<Self, Close> {
+        let mut filter = Self::parse(text)?;
+        let Some(schema) = schema else { return Ok(filter) };
+        for term in &mut filter.terms {
+            let name = &term.column;
+            let Some(column) = schema.columns().iter().find(|column| column.name == *name) else {
+                return Err(Close::bad_request(format!("where: no column '{name}'")));
+            };
+            match column.kind {
+                Kind::Struct(_) | Kind::Map(_) | Kind::List(_) => {
+                    let detail =
+                        format!("where: column '{name}' is nested, and cannot be compared");
+                    return Err(Close::bad_request(detail));
+                }
+                Kind::Binary { encoding, .. } => {
+                    for value in &mut term.any_of {
+                        let Value::String(text) = value else { continue };
+                        let Some(spelled) = spelled(encoding, text) else {
+                            let encoding = encoding.name();
+                            let detail = format!("where: the value for '{name}' is not {encoding}");
+                            return Err(Close::bad_request(detail));
+                        };
+                        *text = spelled;
+                    }
+                }
+                _ => {}
+            }
+        }
+        Ok(filter)
+    }
+
     /// The filter as it was sent.
     pub fn text(&self) -> &RawValue {
         &self.text
@@ -97,6 +139,17 @@ impl<'de> Visitor<'de> for Columns<'_> {
             }
         }
         Ok(found)
+    }
+}
+
+/// A text of bytes in the spelling that rows have; `None` if it is none of that encoding.
+fn spelled(encoding: Encoding, text: &str) -> Option<String> {
+    match encoding {
+        Encoding::Base16 => {
+            let digits = text.len() % 2 == 0 && text.bytes().all(|b| b.is_ascii_hexdigit());
+            digits.then(|| text.to_ascii_lowercase())
+        }
+        Encoding::Base64 => BASE64_STANDARD.decode(text).ok().map(|b| BASE64_STANDARD.encode(b)),
     }
 }
 
@@ -196,6 +249,50 @@ mod tests {
                 matches("{}", row) && matches(r#"{"a":null}"#, row) && !matches(r#"{"a":1}"#, row)
             );
         }
+    }
+
+    #[test]
+    fn a_schema_says_which_columns_there_are_and_how_bytes_are_spelled() {
+        let schema = Schema::compile(
+            r#"{"properties":{"s":{"type":"string"},"n":{"type":["integer","null"]},
+                "hex":{"type":"string","contentEncoding":"base16"},
+                "b64":{"type":["string","null"],"contentEncoding":"base64"},
+                "st":{"type":"object","properties":{"a":{"type":"string"}},"required":["a"]},
+                "map":{"type":"object","additionalProperties":{"type":"string"}},
+                "list":{"type":"array","items":{"type":"string"}}},
+                "required":["s","hex","st","map","list"]}"#,
+        )
+        .unwrap();
+        let bind = |text: &str| Filter::bind(text, Some(&schema));
+        let row = r#"{"s":"x","n":1,"hex":"00ff","b64":"AP8=","st":{"a":"x"}}"#;
+        for yes in [
+            r#"{"hex":"00FF"}"#,
+            r#"{"hex":["aa","00fF"]}"#,
+            r#"{"b64":"AP8="}"#,
+            r#"{"s":"x","n":true}"#,
+            "{}",
+        ] {
+            assert!(bind(yes).unwrap().matches(row), "{yes}");
+        }
+        for no in [r#"{"hex":"00fe"}"#, r#"{"hex":7}"#, r#"{"b64":null}"#, r#"{"s":1}"#] {
+            assert!(!bind(no).unwrap().matches(row), "{no}");
+        }
+        for (text, part) in [
+            (r#"{"nothing":1}"#, "'nothing'"),
+            (r#"{"hex":"0"}"#, "'hex' is not base16"),
+            (r#"{"hex":"zz"}"#, "'hex' is not base16"),
+            (r#"{"b64":"AP8"}"#, "'b64' is not base64"),
+            (r#"{"b64":["AP8=","-_=="]}"#, "'b64' is not base64"),
+            (r#"{"st":"x"}"#, "'st' is nested"),
+            (r#"{"map":null}"#, "'map' is nested"),
+            (r#"{"list":"x"}"#, "'list' is nested"),
+            (r#"{"s":[]}"#, "empty"),
+        ] {
+            let close = bind(text).unwrap_err();
+            assert!(close.code == 4400 && close.reason.contains(part), "{text}: {close:?}");
+        }
+        // As it was sent, not as it is compared.
+        assert_eq!(bind(r#"{"hex":"00FF"}"#).unwrap().text().get(), r#"{"hex":"00FF"}"#);
     }
 
     #[test]

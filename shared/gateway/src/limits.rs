@@ -26,8 +26,38 @@ pub const BACKLOG: u64 = 8192;
 /// Bytes of encoded frames kept, by default.
 pub const FRAME_CACHE_BYTES: u64 = 64 * 1024 * 1024;
 
-/// Bytes of a message that a client may send. A subscriber has nothing to say.
+/// Bytes of a message that a subscriber may send. It has nothing to say.
 pub const INBOUND_BYTES: usize = 4 * 1024;
+
+/// Bytes of a publisher's message that are read at all. What one stream takes is less, as its declaration says.
+pub const PUBLISHED_BYTES: usize = 4 * 1024 * 1024;
+
+/// Bytes of a publisher's message to a stream that was never declared. Declared ones have the same by default.
+pub const MESSAGE_MAX_BYTES: usize = 1024 * 1024;
+
+/// Bytes of an exactly-once publisher's id.
+pub const PUBLISHER_BYTES: usize = 128;
+
+/// Messages of one publisher that may wait for their answers. Then its socket is not read.
+pub const MAX_IN_FLIGHT: usize = 64;
+
+/// Rows of one stream that may wait for the store. Then no publisher's socket is read.
+pub const MAX_INBOUND_ROWS: usize = 65_536;
+
+/// Rows of one publisher's message, and of its messages in one commit.
+pub const MESSAGE_ROWS: usize = 50_000;
+
+/// Bytes of messages that one publisher has in one commit, about.
+pub const COMMIT_BYTES: usize = 4 * 1024 * 1024;
+
+/// Bytes of frames that a stream without a log keeps for subscribers who are behind.
+pub const RELAY_BYTES: usize = 64 * 1024 * 1024;
+
+/// Streams that `/stats` tells of.
+pub const STATS_STREAMS: usize = 1_000;
+
+/// Streams that somebody is told of who asks for one that is not there. More never fit in a close reason.
+pub const SERVES_STREAMS: usize = 30;
 
 /// Bytes of one message of the managed gateway, either way: the quota of API Gateway's WebSocket APIs ("Message payload
 /// size", 128 KB). A larger one ends the connection.
@@ -73,5 +103,8 @@ pub const FLUSH_POSTS: usize = 20_000;
 /// Attempts at a post whose outcome is unknown, to a client that can tell repeats.
 pub const POST_ATTEMPTS: u32 = 3;
 
+const _: () = assert!(MESSAGE_ROWS <= tidewheel_engine::limits::BATCH_RECORDS);
+const _: () = assert!(COMMIT_BYTES + PUBLISHED_BYTES <= tidewheel_engine::limits::SEGMENT_BYTES);
+const _: () = assert!(PUBLISHED_BYTES <= tidewheel_engine::limits::PAYLOAD_BYTES);
 const _: () = assert!(FRAME_BYTES < MESSAGE_BYTES);
 const _: () = assert!(POST_WITHIN.as_secs() * 4 < LEASE.as_secs());

@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use serde_json::{Value, json};
 use tidewheel_engine::{Extent, Record, Uuid};
-use tidewheel_gateway::{Accepted, Close, Connection, Inbound, Log, Request, Run, Settings};
+use tidewheel_gateway::{Accepted, Close, Connection, Inbound, Log, Request, Run, Settings, Terms};
 
 fn log(floor: u64, tail: u64) -> Log {
     Log { stream_id: Uuid::from_bytes([9; 16]), extent: Extent { floor, tail } }
@@ -11,7 +11,8 @@ fn log(floor: u64, tail: u64) -> Log {
 
 fn connect_with(url: &str, log: &Log, settings: &Settings) -> Result<Accepted, Close> {
     let (path, query) = url.split_once('?').map_or((url, None), |(p, q)| (p, Some(q)));
-    Connection::on_connect(Request::parse(path, query)?, log, settings)
+    let Request::Subscribe(request) = Request::parse(path, query)? else { panic!("{url}") };
+    Connection::on_connect(request, log, &Terms::undeclared(settings))
 }
 
 fn connect(url: &str, log: &Log) -> Result<(Connection, Value), Close> {
@@ -36,7 +37,7 @@ fn run(offsets: std::ops::Range<u64>) -> Run {
 
 fn frames(connection: &mut Connection, run: &Run) -> Vec<String> {
     let frames = connection.on_rows(run).unwrap();
-    frames.map(|frame| String::from_utf8(frame.to_vec()).unwrap()).collect()
+    frames.texts().map(|frame| String::from_utf8(frame.to_vec()).unwrap()).collect()
 }
 
 fn offsets(connection: &mut Connection, run: &Run) -> Vec<u64> {
@@ -166,9 +167,9 @@ fn a_burst_is_forgiven_and_a_replay_is_paced_by_the_socket() {
     // A burst of a thousand rows at once, while all that it had was sent.
     let mut c = connect_with("/s", &log(0, 100), &settings).unwrap().connection;
     assert!(c.on_tail(1100).is_none());
-    assert_eq!(c.on_rows(&run(100..600)).unwrap().count(), 500);
+    assert_eq!(frames(&mut c, &run(100..600)).len(), 500);
     assert!(c.on_tail(1200).is_none());
-    assert_eq!(c.on_rows(&run(600..1200)).unwrap().count(), 600);
+    assert_eq!(frames(&mut c, &run(600..1200)).len(), 600);
     // It caught up: the measure begins anew.
     assert!(c.on_tail(1210).is_none());
     assert!(c.on_tail(1221).is_some());
@@ -191,7 +192,7 @@ fn one_that_is_always_a_little_slower_is_closed_about_a_backlog_behind() {
             return;
         }
         let from = c.position();
-        let _ = c.on_rows(&run(from..from + 9)).unwrap().count();
+        let _ = frames(&mut c, &run(from..from + 9)).len();
     }
     panic!("never closed, at {}", c.position());
 }
@@ -203,15 +204,17 @@ fn one_that_keeps_up_is_never_closed() {
     for tail in 1..2000 {
         assert!(c.on_tail(tail * 7).is_none(), "{tail}");
         let from = c.position();
-        let _ = c.on_rows(&run(from..tail * 7)).unwrap().count();
+        let _ = frames(&mut c, &run(from..tail * 7)).len();
     }
 }
 
 #[test]
 fn a_subscriber_that_speaks_is_told_that_it_cannot() {
     let (mut c, _) = connect("/s", &log(0, 0)).unwrap();
-    for message in [Inbound::Text("{}"), Inbound::Binary(b"x")] {
-        let close = c.on_message(message);
+    let messages =
+        [Inbound::Text(Bytes::from_static(b"{}")), Inbound::Binary(Bytes::from_static(b"x"))];
+    for message in messages {
+        let close = c.on_message(&message);
         assert_eq!(close.code, 4400, "{close:?}");
     }
     assert_eq!(c.on_shutdown().code, 1001);

@@ -13,7 +13,7 @@ use super::{
     rows::{ConnectionRow, Follower, Kind, Place, State, Subscription},
     us,
 };
-use crate::{Close, Connection, Log, Request, Settings, Start, limits};
+use crate::{Close, Connection, Log, Request, Settings, Start, Terms, limits};
 
 /// A request to connect.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -68,7 +68,7 @@ impl Refused {
 
     fn of(error: &Error) -> Self {
         match error {
-            Error::StreamNotFound(_) => Close::no_such_stream().into(),
+            Error::StreamNotFound(_) => Close::no_such_stream(&[]).into(),
             Error::Name { .. } => Close::bad_request(error.to_string()).into(),
             _ => {
                 tracing::warn!(%error, "a connection could not be accepted");
@@ -122,13 +122,18 @@ impl Live {
             return self.commit_surely(vec![put]).await.map_err(|e| Refused::of(&e));
         };
         let others = query.into_iter().filter(|(key, _)| key != "stream");
-        let request = Request::of(&stream, others)?;
-        let (start, filter) = (request.start, request.filter.clone());
+        let Request::Subscribe(request) = Request::of(&stream, others)? else {
+            // It cannot be pipelined here, and a client's library does nothing else.
+            let detail = "publishing needs a socket of the server's own; push over HTTP";
+            return Err(Close::bad_request(detail).into());
+        };
+        let start = request.start;
         let placed = self.place(&request.stream, &request.partition).await;
         let (place, extent) = placed.map_err(|e| Refused::of(&e))?;
         let log = Log { stream_id: place.stream_id, extent };
         let settings = Settings { max_replay: None, ..Settings::default() };
-        let accepted = Connection::on_connect(request, &log, &settings)?;
+        let accepted = Connection::on_connect(request, &log, &Terms::undeclared(&settings))?;
+        let filter = accepted.connection.filter().cloned();
         let subscription = Subscription {
             follower: Follower {
                 connection: connection.clone(),

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use tidewheel_engine::{PartitionId, Record};
 
 use super::{native::Position, rows::Kind};
-use crate::{Filter, Run, limits};
+use crate::{Filter, Run, limits, run::Frame};
 
 /// Consecutive rows of one partition, on their way.
 #[derive(Debug)]
@@ -73,25 +73,25 @@ impl Rows {
         &'a self,
         from: u64,
         filter: Option<&'a Filter>,
-    ) -> impl Iterator<Item = (&'a Record, &'a Bytes, &'a str)> {
+    ) -> impl Iterator<Item = (&'a Record, Frame<'a>)> {
         self.records
             .iter()
             .zip(self.run.frames())
             .filter(move |(record, _)| record.offset >= from)
-            .map(|(record, frame)| (record, &frame.text, frame.row()))
-            .filter(move |(_, _, row)| filter.is_none_or(|filter| filter.matches(row)))
+            .filter(move |(_, frame)| filter.is_none_or(|filter| filter.matches(frame.row())))
     }
 
     /// One message for each row, as the streamcast protocol has it.
     fn streamcast(&self, from: u64, filter: Option<&Filter>) -> Messages {
         let mut broken = self.first() > from.max(self.start);
         let mut messages = Vec::new();
-        for (record, text, _) in self.wanted(from, filter) {
+        for (record, frame) in self.wanted(from, filter) {
+            let text = frame.text();
             broken |= text.len() > limits::MESSAGE_BYTES;
             if broken {
                 break;
             }
-            messages.push(Message { body: text.clone(), next: record.offset + 1 });
+            messages.push(Message { body: text, next: record.offset + 1 });
         }
         Messages { messages, broken }
     }
@@ -111,8 +111,8 @@ impl Rows {
             let missed = json!({"offset": out.at, "rows": first - out.at});
             out.alone("missed", &missed, first);
         }
-        for (record, _, row) in self.wanted(from, filter) {
-            out.row(record, row);
+        for (record, frame) in self.wanted(from, filter) {
+            out.row(record, frame.row());
         }
         // The rows after the last that it wanted need no message: it asks for them again, and they are passed over again.
         if filter.is_none() {

@@ -23,7 +23,7 @@ use super::{
     send::Lost,
     us,
 };
-use crate::{greeting::Greeting, limits};
+use crate::{Settings, Terms, greeting::Greeting, limits};
 
 /// How bringing a subscription up to the tail ended.
 enum End {
@@ -296,9 +296,9 @@ fn first_frame(subscription: &Subscription) -> Bytes {
             let replay = (!subscription.live).then_some([at + 1, end + 1]);
             let stream_id = place.stream_id.to_string();
             let filter = follower.filter.as_ref().map(crate::Filter::text);
-            let greeting = Greeting::undeclared(&place.stream, &stream_id, end + 1, replay, filter);
-            // Texts and numbers always have a JSON text.
-            serde_json::to_vec(&greeting).unwrap_or_default().into()
+            let terms = Terms::undeclared(&Settings::default());
+            let greeting = Greeting::new(&terms, &place.stream, &stream_id, end + 1);
+            greeting.following(replay, filter).text()
         }
         Kind::Native => {
             let position = Position { partition: place.id(), offset: *at };
