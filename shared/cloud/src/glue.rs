@@ -151,10 +151,11 @@ impl Catalogue for Glue {
             match self.step(&name, entry).await {
                 Ok(mirrored) => return Ok(mirrored),
                 Err(Failed::Raced) => {}
-                Err(Failed::NoDatabase) => match self.create_database().await {
-                    Err(Failed::Other(error)) => return Err(error),
-                    Ok(()) | Err(_) => {}
-                },
+                Err(Failed::NoDatabase) => {
+                    if let Err(Failed::Other(error)) = self.create_database().await {
+                        return Err(error);
+                    }
+                }
                 Err(Failed::Other(error)) => return Err(error),
             }
         }
