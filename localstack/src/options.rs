@@ -16,6 +16,7 @@ pub struct Cli {
 
 /// What to do.
 #[derive(Debug, Subcommand)]
+#[allow(clippy::large_enum_variant)] // there is one of it
 pub enum Command {
     /// Run the whole stack: HTTP API, WebSockets, scheduled sealing and retention
     #[command(after_help = AFTER_HELP)]

@@ -125,3 +125,6 @@ async def test_a_catalogue_is_attached_with_one_line(queen, stack, name):
     await push(queen, name, range(12, 20))
     assert tables.wait_for(tables.folder_of(stack.data, name), 20, 30) == 20
     assert catalogue.load_table(("streams", name)).scan().to_arrow().num_rows == 20
+    duck = tables.duck()
+    duck.sql(f"attach '' as t (type iceberg, endpoint '{stack.url}/iceberg', authorization_type 'none')")
+    assert duck.sql(f'select count(*) from t.streams."{name}"').fetchone() == (20,)

@@ -39,7 +39,7 @@ fn unfit(column: &Column, field: &Field) -> Option<String> {
         (Kind::Float32, Float32) | (Kind::Float64, Float32 | Float64) => true,
         (Kind::Text, Utf8 | LargeUtf8 | Utf8View) => true,
         (Kind::Binary { size: None, .. }, Binary | LargeBinary | BinaryView) => true,
-        (Kind::Binary { size: Some(n), .. }, FixedSizeBinary(m)) => *m as usize == *n as usize,
+        (Kind::Binary { size: Some(n), .. }, FixedSizeBinary(m)) => *m as usize == *n,
         (Kind::Struct(children), Struct(fields)) => {
             let mut named = children.iter().zip(fields);
             return match (children.len() == fields.len(), named.find(|(c, f)| c.name != *f.name()))
