@@ -1,5 +1,6 @@
 """The control plane over plain HTTP, with Basic credentials, as a controller that repeats everything uses it."""
 
+import asyncio
 import base64
 import json
 import subprocess
@@ -7,6 +8,8 @@ import uuid
 
 import httpx
 import pytest
+from websockets.asyncio.client import connect
+from websockets.exceptions import ConnectionClosed
 
 SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}, "s": {"type": ["string", "null"]}}, "required": ["n"]}
 DEFINITION = {"schema": SCHEMA, "storage_profile": "local", "initialization": "create_if_absent"}
@@ -120,3 +123,33 @@ def test_grants_and_logs(own_stack, binary):
         assert basic not in said
     entries = [record["payload"] for record in log.json()["entries"][0]["records"]]
     assert any(e["outcome"] == 403 and e["stream"] == "theirs" for e in entries), json.dumps(entries)
+
+
+async def test_a_stopped_stream_is_not_there_for_sockets(controller, stack, name):
+    name = name.replace("_", "-")
+    controller.change("PUT", f"/streams/{name}", DEFINITION, "*")
+
+    async def code(query=""):
+        """How a connection ends, or None if it is greeted."""
+        async with connect(f"{stack.socket_url}/{name}{query}", compression=None) as socket:
+            try:
+                await socket.recv()
+                return None
+            except ConnectionClosed as closed:
+                return closed.rcvd.code
+
+    async def becomes(expected, query=""):
+        # What another process has changed is known within two seconds.
+        for _ in range(100):
+            if await code(query) == expected:
+                return
+            await asyncio.sleep(0.05)
+        raise AssertionError(f"{await code(query)} and not {expected}")
+
+    assert await code() == 4404, "it was declared and not brought up"
+    controller.desire(name, "serving")
+    await becomes(None)
+    await becomes(None, "?publish")
+    controller.desire(name, "stopped")
+    await becomes(4404)
+    await becomes(4404, "?publish")

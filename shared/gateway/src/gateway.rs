@@ -190,14 +190,27 @@ impl Gateway {
     /// The refusal: 4400, 4404, 4410, 4412, 4416, or 1011 if the store cannot be read now.
     pub async fn connect(&self, path: &str, query: Option<&str>) -> Result<Opened, Close> {
         let outcome = match Request::parse(path, query) {
-            Ok(Request::Subscribe(request)) => self.subscribe(request).await,
-            Ok(Request::Publish(request)) => self.publisher(request).await,
+            Ok(request) => match self.admit(request.stream()).await {
+                Ok(()) => match request {
+                    Request::Subscribe(request) => self.subscribe(request).await,
+                    Request::Publish(request) => self.publisher(request).await,
+                },
+                Err(close) => Err(close),
+            },
             Err(close) => Err(close),
         };
         let counting = &self.inner.counting;
         let counter = if outcome.is_ok() { &counting.accepted } else { &counting.refused };
         counter.fetch_add(1, Relaxed);
         outcome
+    }
+
+    /// Refuses a stream that its control plane has not brought up, or has stopped: it is not there for sockets.
+    async fn admit(&self, name: &str) -> Result<(), Close> {
+        match self.inner.engine.admits(name).await.map_err(unavailable)? {
+            true => Ok(()),
+            false => Err(self.no_such_stream().await),
+        }
     }
 
     async fn stream(&self, name: &str) -> Result<StreamInfo, Close> {
@@ -386,8 +399,8 @@ impl Gateway {
     /// Checks that the stream which a connection follows is still there.
     ///
     /// # Errors
-    /// 4404 if it was deleted; one that came back under the same name is another. If that cannot be known now, it is
-    /// assumed to be there.
+    /// 4404 if it was deleted; one that came back under the same name is another. 1001 if it was stopped. If that cannot be
+    /// known now, it is assumed to be there.
     pub async fn check(&self, connection: &Connection) -> Result<(), Close> {
         self.check_stream(connection.stream(), connection.stream_id()).await
     }
@@ -407,6 +420,10 @@ impl Gateway {
     }
 
     async fn check_stream(&self, name: &str, id: Uuid) -> Result<(), Close> {
+        if let Ok(false) = self.inner.engine.admits(name).await {
+            // It may come back, with another schema perhaps: its clients look for it.
+            return Err(Close::going_away());
+        }
         match self.inner.engine.stream(name).await {
             Ok(Some(stream)) if stream.id == id => Ok(()),
             Ok(_) => Err(Close::no_such_stream(&[])),

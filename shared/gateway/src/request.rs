@@ -54,6 +54,14 @@ pub struct Publish {
 }
 
 impl Request {
+    /// The stream that it is about.
+    pub fn stream(&self) -> &str {
+        match self {
+            Self::Subscribe(request) => &request.stream,
+            Self::Publish(request) => &request.stream,
+        }
+    }
+
     /// Reads a request from a URL's path and query.
     ///
     /// # Errors
