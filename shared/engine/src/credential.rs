@@ -205,10 +205,14 @@ impl fmt::Debug for ApiKey {
     }
 }
 
+/// All keys, by id.
+type Credentials = Arc<HashMap<String, Arc<Credential>>>;
+
 /// The keys as a process has read them.
 #[derive(Default)]
 pub(crate) struct KnownCredentials {
-    known: Mutex<Option<(Arc<HashMap<String, Arc<Credential>>>, i64)>>,
+    /// With when they were read, µs.
+    known: Mutex<Option<(Credentials, i64)>>,
     /// Counts the changes that this process made: what was read before one is not remembered after it.
     changes: AtomicU64,
     /// Who finds them old reads them for all who wait.
@@ -307,7 +311,7 @@ impl Engine {
         Ok(all)
     }
 
-    async fn known_credentials(&self) -> Result<Arc<HashMap<String, Arc<Credential>>>, Error> {
+    async fn known_credentials(&self) -> Result<Credentials, Error> {
         if let Some(known) = self.fresh_credentials() {
             return Ok(known);
         }
@@ -318,14 +322,14 @@ impl Engine {
         }
     }
 
-    fn fresh_credentials(&self) -> Option<Arc<HashMap<String, Arc<Credential>>>> {
+    fn fresh_credentials(&self) -> Option<Credentials> {
         let now_us = self.env().now_us();
         let known = self.inner.credentials.known.lock();
         let (known, _) = known.as_ref().filter(|(_, at)| (now_us - at).abs() < FRESH_US)?;
         Some(Arc::clone(known))
     }
 
-    async fn read_credentials(&self) -> Result<Arc<HashMap<String, Arc<Credential>>>, Error> {
+    async fn read_credentials(&self) -> Result<Credentials, Error> {
         // What is read is as old as the moment before the read.
         let at = self.env().now_us();
         let changes = self.inner.credentials.changes.load(SeqCst);
