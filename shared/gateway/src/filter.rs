@@ -146,7 +146,8 @@ impl<'de> Visitor<'de> for Columns<'_> {
 fn spelled(encoding: Encoding, text: &str) -> Option<String> {
     match encoding {
         Encoding::Base16 => {
-            let digits = text.len().is_multiple_of(2) && text.bytes().all(|b| b.is_ascii_hexdigit());
+            let digits =
+                text.len().is_multiple_of(2) && text.bytes().all(|b| b.is_ascii_hexdigit());
             digits.then(|| text.to_ascii_lowercase())
         }
         Encoding::Base64 => BASE64_STANDARD.decode(text).ok().map(|b| BASE64_STANDARD.encode(b)),

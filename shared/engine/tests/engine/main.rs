@@ -1,8 +1,8 @@
 //! The engine: what a producer, a consumer and a stream processor notice. Time is paused; the runtime moves it when
 //! nothing else can run.
 //!
-//! A test whose name ends with `s` and a number is that scenario of the Queen contract. Everything but `costs` runs on
-//! the memory store here and on the embedded one in `tests/embedded`.
+//! A test whose name ends with `s` and a number is that scenario of the Queen contract. Everything but `costs` and `crowd`
+//! runs on the memory store here and on the embedded one in `tests/embedded`.
 
 mod fixture;
 mod store;
@@ -10,6 +10,7 @@ mod store;
 mod claims;
 mod consume;
 mod costs;
+mod crowd;
 mod cycles;
 mod declared;
 mod doubt;
