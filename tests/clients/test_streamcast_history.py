@@ -7,17 +7,29 @@ import pytest
 import streamcast
 
 from declared import TRADES, at, declare, trade
+from shared_store import deployed
 from stack import Stack
 from test_control import Controller
 
 SECONDS = 40
 
 
-@pytest.fixture(scope="module")
-def served(binary, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("history")
-    with Stack(binary, folder / "data", environment=declare(folder)) as running:
-        yield running
+@pytest.fixture(scope="module", params=["file", "s3"])
+def served(request, binary, tmp_path_factory):
+    """The local stack, and the relay on the emulated deployed store, whose tables lie in the bucket."""
+    folder = tmp_path_factory.mktemp(f"history-{request.param}")
+    if request.param == "file":
+        with Stack(binary, folder / "data", environment=declare(folder)) as running:
+            yield running
+        return
+    with deployed() as store, pytest.MonkeyPatch.context() as environment:
+        # The client's readers ask the environment for the bucket's place and credentials.
+        for variable, value in store.environment.items():
+            if not variable.startswith("TIDEWHEEL_"):
+                environment.setenv(variable, value)
+        environment.setenv("AWS_ENDPOINT_URL", store.endpoints.s3)
+        with Stack(binary, folder / "data", environment=declare(folder), store=store) as running:
+            yield running
 
 
 async def published_to(stack, stream, offset):
