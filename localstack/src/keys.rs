@@ -52,7 +52,7 @@ enum Server {
     /// The one that runs.
     Running { address: String, key: String },
     /// One of our own, which ends with us.
-    Own { router: Router, key: String, _place: Place },
+    Own { router: Router, key: String, _place: Box<Place> },
 }
 
 /// Carries a command out, and says on standard output what came of it.
@@ -164,7 +164,7 @@ impl Server {
         let key = operator.reveal().to_owned();
         let settings = tidewheel_api::Settings { operator: Some(operator), ..Default::default() };
         let router = tidewheel_api::router(Api::new(engine, settings));
-        Ok(Self::Own { router, key, _place: place })
+        Ok(Self::Own { router, key, _place: Box::new(place) })
     }
 
     /// Sends a request; answers the JSON of its success.

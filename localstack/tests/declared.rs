@@ -100,7 +100,7 @@ async fn a_retired_stream_is_replayed_and_takes_nothing_until_it_is_revived() {
     let mut publisher = connect(&stack, "/s?publish&publisher=p").await;
     receive_json(&mut publisher).await;
     assert_eq!(ask(&mut publisher, r#"[1,{"n":0}]"#).await, json!({"ok": [1]}));
-    let retired = stack.engine().retire("s").await.unwrap().retired.clone().unwrap();
+    let retired = stack.engine().retire("s").await.unwrap().retired.unwrap();
     let expected = json!({"error": "stream_retired", "at": retired.at_us, "end_offset": 2});
     publisher.send(Message::text(r#"[2,{"n":1}]"#)).await.unwrap();
     for socket in [

@@ -20,12 +20,9 @@ pub(crate) fn is_upgrade(request: &Request) -> bool {
     request.method() == Method::GET && has(request.headers(), header::UPGRADE, "websocket")
 }
 
-/// The answer to a request for which [`is_upgrade`] holds.
-///
-/// # Errors
-/// The refusal of a request that is no opening handshake.
-pub(crate) fn answer(headers: &HeaderMap) -> Result<Response, Response> {
-    let refuse = |status: StatusCode, why: &'static str| Err((status, why).into_response());
+/// The answer to a request for which [`is_upgrade`] holds: 101 if it is an opening handshake, else the refusal.
+pub(crate) fn answer(headers: &HeaderMap) -> Response {
+    let refuse = |status: StatusCode, why: &'static str| (status, why).into_response();
     if !has(headers, header::CONNECTION, "upgrade") {
         return refuse(StatusCode::BAD_REQUEST, "the `Connection` header does not say `upgrade`");
     }
@@ -34,7 +31,7 @@ pub(crate) fn answer(headers: &HeaderMap) -> Result<Response, Response> {
             (StatusCode::UPGRADE_REQUIRED, "`Sec-WebSocket-Version` must be 13").into_response();
         let version = header::HeaderValue::from_static(VERSION);
         response.headers_mut().insert(header::SEC_WEBSOCKET_VERSION, version);
-        return Err(response);
+        return response;
     }
     let Some(key) = headers.get(header::SEC_WEBSOCKET_KEY) else {
         return refuse(StatusCode::BAD_REQUEST, "`Sec-WebSocket-Key` is missing");
@@ -45,7 +42,7 @@ pub(crate) fn answer(headers: &HeaderMap) -> Result<Response, Response> {
         (header::UPGRADE, "websocket".to_owned()),
         (header::SEC_WEBSOCKET_ACCEPT, accept),
     ];
-    Ok((StatusCode::SWITCHING_PROTOCOLS, headers, Body::empty()).into_response())
+    (StatusCode::SWITCHING_PROTOCOLS, headers, Body::empty()).into_response()
 }
 
 /// True if a header, a list of words, has this one.
@@ -82,7 +79,7 @@ mod tests {
 
     #[test]
     fn the_answer_proves_that_the_key_was_read() {
-        let response = answer(&headers(&[])).unwrap();
+        let response = answer(&headers(&[]));
         assert_eq!(response.status(), 101);
         // The example in the protocol's own text.
         assert_eq!(response.headers()["sec-websocket-accept"], "s3pPLMBiTxaQ9kYGzzhZRbK+xOo=");
@@ -96,7 +93,7 @@ mod tests {
             (("sec-websocket-version", ""), 426),
             (("sec-websocket-key", ""), 400),
         ] {
-            assert_eq!(answer(&headers(&[change])).unwrap_err().status(), status, "{change:?}");
+            assert_eq!(answer(&headers(&[change])).status(), status, "{change:?}");
         }
     }
 }

@@ -15,7 +15,7 @@ mod wire;
 
 use std::{convert::Infallible, time::Duration};
 
-use axum::{extract::Request, response::Response};
+use axum::{extract::Request, http::StatusCode, response::Response};
 use hyper_util::rt::TokioIo;
 use tidewheel_gateway::{Close, Gateway, Opened, limits};
 use tokio::{
@@ -60,10 +60,10 @@ impl Sockets {
 
     /// Answers a request for which [`is_upgrade`] holds.
     pub(crate) fn upgrade(self, mut request: Request) -> Response {
-        let response = match handshake::answer(request.headers()) {
-            Ok(response) => response,
-            Err(refusal) => return refusal,
-        };
+        let response = handshake::answer(request.headers());
+        if response.status() != StatusCode::SWITCHING_PROTOCOLS {
+            return response;
+        }
         let upgrading = hyper::upgrade::on(&mut request);
         let uri = request.uri().clone();
         tokio::spawn(async move {
